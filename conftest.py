@@ -1,0 +1,15 @@
+"""Settings shared by the tests and by the examples in docstrings."""
+
+import jax
+import numpy as np
+import pytest
+
+# No silent change of type anywhere in the library.
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture(autouse=True)
+def _short_numbers():
+    """Examples show three digits."""
+    with np.printoptions(precision=3, suppress=True):
+        yield

@@ -1,0 +1,25 @@
+"""Unbiased, low-variance gradients of expectations under discrete distributions, in JAX."""
+
+from .distributions import Bernoulli as Bernoulli
+from .distributions import Categorical as Categorical
+from .distributions import FromLogProb as FromLogProb
+from .distributions import Ordinal as Ordinal
+from .estimators import RLOO as RLOO
+from .estimators import Gradients as Gradients
+from .estimators import Reinforce as Reinforce
+from .estimators import Rodeo as Rodeo
+from .exact import exact_expectation as exact_expectation
+from .exact import exact_gradient as exact_gradient
+from .expectation import expectation as expectation
+from .expectation import value_and_grad as value_and_grad
+from .operators import MPF as MPF
+from .operators import Barker as Barker
+from .operators import BirthDeath as BirthDeath
+from .operators import Difference as Difference
+from .operators import Gibbs as Gibbs
+from .operators import TransitionMatrix as TransitionMatrix
+from .operators import Zanella as Zanella
+from .surrogates import ExactSurrogate as ExactSurrogate
+from .surrogates import LinearSurrogate as LinearSurrogate
+from .surrogates import MLPSurrogate as MLPSurrogate
+from .surrogates import PooledSurrogate as PooledSurrogate

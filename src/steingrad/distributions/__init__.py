@@ -1,0 +1,7 @@
+"""Distributions: what q is."""
+
+from .base import Distribution as Distribution
+from .bernoulli import Bernoulli as Bernoulli
+from .categorical import Categorical as Categorical
+from .from_log_prob import FromLogProb as FromLogProb
+from .ordinal import Ordinal as Ordinal

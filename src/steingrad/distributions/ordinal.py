@@ -1,0 +1,87 @@
+"""Independent coordinates that take real values out of a finite list."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from .base import check_logits, take
+from .categorical import IndependentLogits
+
+
+class Ordinal(IndependentLogits):
+    r"""Independent coordinates on a finite list of real values: $q(x_i = v_a) =
+    \operatorname{softmax}(\text{logits}_i)_a$.
+
+    `logits` has shape `[*batch, d, m]` and `values` names the $m$ values, distinct and constant
+    (they are not differentiated). A sample has shape `[*batch, d]` and holds values, not indices.
+
+    >>> import jax, jax.numpy as jnp
+    >>> q = Ordinal(jnp.zeros((4, 3)), values=(-1.0, 0.0, 2.5))
+    >>> q.sample(jax.random.key(1))
+    Array([ 0.,  0., -1., -1.], dtype=float32)
+    """
+
+    logits: Float[Array, "*batch d m"]
+    values: tuple[float, ...] = eqx.field(static=True)
+
+    def __init__(self, logits: Any, values: Sequence[int | float] | Array | np.ndarray):
+        check_logits("Ordinal", logits, ("d", "m"))
+        self.logits = jnp.asarray(logits)
+        self.values = check_values("Ordinal", values)
+        if len(self.values) != self.logits.shape[-1]:
+            raise ValueError(
+                f"Ordinal needs one logit for each value, but was given {len(self.values)} values "
+                f"and logits of shape {self.logits.shape}, whose last axis must be as long."
+            )
+
+    @property
+    def event_shape(self):
+        return (self.num_coordinates,)
+
+    def log_prob(self, x):
+        log_probs = jax.nn.log_softmax(self._logits)
+        return jnp.sum(take(log_probs, self.index(x)[..., None])[..., 0], axis=-1)
+
+    def index(self, x):
+        return value_index(x, self.values)
+
+    def state(self, index):
+        return jnp.asarray(self.values, self.dtype)[index]
+
+    def linear_change(self, gradient, x, values, coordinates=None):
+        return value_change(gradient, x, jnp.asarray(self.values, x.dtype)[values], coordinates)
+
+
+def check_values(name: str, values: Any) -> tuple[float, ...]:
+    """The values of a coordinate as a tuple; raise unless they are at least two, and distinct."""
+    if isinstance(values, jax.core.Tracer):
+        raise TypeError(
+            f"{name}'s values are constants: pass a tuple or a NumPy array of numbers, not an "
+            "array that JAX is tracing."
+        )
+    array = np.asarray(values, np.float64)
+    if array.ndim != 1 or len(array) < 2 or len(set(array.tolist())) < len(array):
+        raise ValueError(f"{name} needs a list of two or more distinct values, but was given {values}.")
+    return tuple(array.tolist())
+
+
+def value_index(x: Float[Array, "... d"], values: tuple[float, ...]) -> Int[Array, "... d"]:
+    # The nearest value, so that rounding to another type on the way does not matter.
+    distance = jnp.abs(x[..., None] - jnp.asarray(values, x.dtype))
+    return jnp.argmin(distance, axis=-1).astype(jnp.int32)
+
+
+def value_change(
+    gradient: Float[Array, "... d"],
+    x: Float[Array, "... d"],
+    new: Float[Array, "... c n"],
+    coordinates: Int[Array, "... c"] | None,
+) -> Float[Array, "... c n"]:
+    """∇ᵢ · (yᵢ − xᵢ) for real-valued coordinates."""
+    step = new - take(x, coordinates)[..., None]
+    return take(gradient, coordinates)[..., None] * step.astype(gradient.dtype)

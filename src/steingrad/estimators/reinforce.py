@@ -1,0 +1,73 @@
+"""REINFORCE, with or without a baseline."""
+
+from typing import Literal
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
+
+from .base import Estimator, check_estimate, check_num_samples, weighted_mean
+
+
+class Reinforce(Estimator):
+    r"""$g = \frac1K \sum_k (f(x_k) - b) \, s(x_k)$.
+
+    The baseline $b$ is 0 (`baseline=None`), a constant (`baseline=3.5`), a scalar learned to
+    minimise the variance (`"learned"`), or a moving average of $f$ (`"moving_average"`). The
+    gradient with respect to a moving average is $b - \bar f$, so that plain gradient descent with
+    step size $1 - \text{decay}$ is the exponential moving average with that decay.
+
+    Reference: Williams, "Simple statistical gradient-following algorithms for connectionist
+    reinforcement learning", Machine Learning 1992.
+
+    >>> import jax, jax.numpy as jnp, steingrad as sg
+    >>> f = lambda x: jnp.sum(x, axis=-1)
+    >>> estimator = Reinforce(num_samples=4, baseline=1.5)
+    >>> value, grads = estimator.value_and_grad(
+    ...     f, sg.Bernoulli(jnp.zeros(3)), key=jax.random.key(0))
+    >>> grads.parameters.shape
+    (3,)
+    """
+
+    num_samples: int = eqx.field(static=True, default=1)
+    baseline: int | float | Literal["moving_average", "learned"] | None = eqx.field(
+        static=True, default=None
+    )
+
+    def __check_init__(self):
+        check_num_samples("Reinforce", self.num_samples, 1, "the points at which f is evaluated")
+        if isinstance(self.baseline, str) and self.baseline not in ("moving_average", "learned"):
+            raise ValueError(
+                "Reinforce has baseline=None, a number, 'moving_average' or 'learned', but was "
+                f"given {self.baseline!r}."
+            )
+
+    def init(self, key: PRNGKeyArray):
+        return {"baseline": jnp.zeros(())} if isinstance(self.baseline, str) else None
+
+    def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None):
+        check_estimate(self, dist, x, fx, dfx)
+        if isinstance(self.baseline, str):
+            baseline = _baseline(params).astype(fx.dtype)
+        else:
+            baseline = 0.0 if self.baseline is None else self.baseline
+        return weighted_mean(fx - baseline, dist.score(x))
+
+    def adapt(self, params, dist, x, fx, dfx=None, *, key=None, f=None):
+        if self.baseline != "moving_average":
+            return super().adapt(params, dist, x, fx, dfx, key=key, f=f)
+        baseline = _baseline(params)
+        # `of_batch_mean` turns what minimises g² for each element into what does for the batch;
+        # a moving average wants no such factor.
+        factor = max(1, fx[0].size) ** 2
+        toward = {"baseline": factor * (baseline - jnp.mean(fx).astype(baseline.dtype))}
+        return self.estimate(params, dist, x, fx), toward
+
+
+def _baseline(params):
+    if params is None:
+        raise ValueError(
+            "Reinforce with a learned or moving-average baseline has parameters: pass those of "
+            "`estimator.init(key)`."
+        )
+    return params["baseline"]

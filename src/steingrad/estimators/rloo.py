@@ -1,0 +1,30 @@
+"""REINFORCE leave-one-out."""
+
+import equinox as eqx
+
+from ..surrogates.base import mean_of_others
+from .base import Estimator, check_estimate, check_num_samples, weighted_mean
+
+
+class RLOO(Estimator):
+    r"""$g = \frac1K \sum_k \left(f(x_k) - \frac1{K-1} \sum_{j \ne k} f(x_j)\right) s(x_k)$: the
+    other samples are the baseline.
+
+    Reference: Kool, van Hoof, Welling, "Buy 4 REINFORCE samples, get a baseline for free!", 2019;
+    Salimans and Knowles 2014.
+
+    >>> import jax, jax.numpy as jnp, steingrad as sg
+    >>> value, grads = RLOO(num_samples=3).value_and_grad(
+    ...     lambda x: jnp.sum(x, axis=-1), sg.Bernoulli(jnp.zeros(2)), key=jax.random.key(0))
+    >>> grads.parameters.shape
+    (2,)
+    """
+
+    num_samples: int = eqx.field(static=True, default=2)
+
+    def __check_init__(self):
+        check_num_samples("RLOO", self.num_samples, 2, "each sample's baseline being the others")
+
+    def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None):
+        check_estimate(self, dist, x, fx, dfx)
+        return weighted_mean(fx - mean_of_others(fx), dist.score(x))

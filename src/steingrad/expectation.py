@@ -1,0 +1,108 @@
+"""The front door: an expectation that `jax.grad` differentiates with the estimator of your choice."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from .distributions import Distribution
+from .estimators import Estimator, Gradients
+from .estimators.base import bind
+
+
+def expectation(
+    f: Callable[..., Float[Array, "..."]],
+    dist: Distribution,
+    estimator: Estimator,
+    params: Any = None,
+    *,
+    key: PRNGKeyArray,
+    args: tuple = (),
+) -> Float[Array, ""]:
+    r"""$E_{q_\eta}[f(x)]$, averaged over the batch: estimated, and differentiable.
+
+    `f(x, *args)` maps states `[..., *event]` to values `[...]`, each state on its own. If it has
+    an argument named `key`, it is given one. Its `args`, and any array that it closes over, are
+    differentiated too: if they depend on $\eta$, that direct dependence is added.
+
+    Reverse-mode differentiation gives
+
+    - with respect to the distribution: the estimator's unbiased $g \approx \nabla_\eta E[f]$;
+    - with respect to `params`, the control variates: the gradient of the mean over all numbers in
+      $g'$ of their squares, $g'$ being the gradient actually passed on. That is a convention:
+      $E[f]$ does not depend on `params`. It carries the square of the incoming cotangent, so that
+      descending it lowers the variance whatever sign and scale the expectation has in the loss;
+    - with respect to `args` and what `f` closes over: the ordinary gradient of the mean of $f$.
+
+    >>> import jax, jax.numpy as jnp, steingrad as sg
+    >>> estimator = sg.Rodeo(num_samples=2)
+    >>> cv = estimator.init(jax.random.key(0))
+    >>> def loss(logits, scale, cv, key):
+    ...     f = lambda x: scale * jnp.sum((x - 0.45) ** 2, axis=-1)
+    ...     return -sg.expectation(f, sg.Bernoulli(logits), estimator, cv, key=key)
+    >>> grads = jax.grad(loss, (0, 1, 2))(jnp.zeros(4), 2.0, cv, jax.random.key(1))
+    >>> [jnp.shape(leaf) for leaf in grads[:2]], grads[2].alpha.shape
+    ([(4,), ()], ())
+    """
+    struct = jax.eval_shape(estimator.sample, key, dist)
+    keyed = lambda key, x, *args: bind(f, dist, key)(x, *args)
+    # Arrays that f closes over become leaves of `keyed`, and so are differentiated.
+    keyed = eqx.filter_closure_convert(keyed, key, struct, *args)
+    fixed = jax.tree.map(
+        lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf, dist
+    )
+    return _expectation((dist.parameters, params, (keyed, args)), fixed, estimator, key)
+
+
+@eqx.filter_custom_vjp
+def _expectation(differentiable, dist, estimator, key):
+    parameters, _, (keyed, args) = differentiable
+    sample_key, f_key, _ = jax.random.split(key, 3)
+    x = estimator.sample(sample_key, dist.with_parameters(parameters))
+    return jnp.mean(keyed(f_key, x, *args))
+
+
+@_expectation.def_fwd
+def _forward(perturbed, differentiable, dist, estimator, key):
+    parameters, params, keyed_and_args = differentiable
+    moving, still = eqx.partition(keyed_and_args, perturbed[2])
+
+    def f(x, moving, key):
+        keyed, args = eqx.combine(moving, still)
+        return keyed(key, x, *args)
+
+    return estimator.value_and_grad(
+        f, dist.with_parameters(parameters), params, key=key, args=(moving,)
+    )
+
+
+@_expectation.def_bwd
+def _backward(grads, cotangent, perturbed, differentiable, dist, estimator, key):
+    scaled = lambda factor, tree: jax.tree.map(lambda g: (factor * g).astype(g.dtype), tree)
+    keyed_and_args = scaled(cotangent, grads.args[0])
+    return scaled(cotangent, grads.parameters), scaled(cotangent**2, grads.cv), keyed_and_args
+
+
+def value_and_grad(
+    f: Callable[..., Float[Array, "..."]],
+    dist: Distribution,
+    estimator: Estimator,
+    params: Any = None,
+    *,
+    key: PRNGKeyArray,
+    args: tuple = (),
+) -> tuple[Float[Array, ""], Gradients]:
+    r"""What `expectation` and its derivatives compute, explicitly: the mean of $f$ over samples
+    and batch, and `Gradients(parameters, cv, args)`.
+
+    >>> import jax, jax.numpy as jnp, steingrad as sg
+    >>> f = lambda x, w: x @ w
+    >>> value, grads = sg.value_and_grad(f, sg.Bernoulli(jnp.zeros(3)), sg.RLOO(2),
+    ...                                  key=jax.random.key(0), args=(jnp.ones(3),))
+    >>> grads.parameters.shape, grads.args[0].shape
+    ((3,), (3,))
+    """
+    return estimator.value_and_grad(f, dist, params, key=key, args=args)

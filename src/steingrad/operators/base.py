@@ -1,0 +1,188 @@
+"""The sparse row that every operator gives, and how an operator is written."""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from ..distributions.base import Distribution, scatter
+
+
+class Neighbours(eqx.Module):
+    r"""A row of an operator at a state $x$: $(A h)(x) = \sum_n w_n h(y_n) + w_0 h(x)$.
+
+    Neighbour $y_n$ is $x$ with one coordinate changed: `coordinates[..., c]` says which (`None`:
+    all of them, in order) and `values[..., c, n]` gives the index of its new value. `space` knows
+    what these indices mean: the distribution itself, except for `TransitionMatrix`, where the
+    whole state counts as a single coordinate. `own` marks the own-coordinate scan.
+    """
+
+    values: Int[Array, "... c n"]
+    weights: Float[Array, "... c n"]
+    self_weight: Float[Array, "..."]
+    coordinates: Int[Array, "... c"] | None
+    space: Any
+    own: bool = eqx.field(static=True, default=False)
+
+    def evaluate(
+        self, h: Callable[[Float[Array, "..."]], Float[Array, "..."]], x: Float[Array, "..."]
+    ) -> Float[Array, "... c n"]:
+        r"""$h(y_n)$ for any function `h`, called at every neighbour."""
+        return self.space.at_neighbours(h, x, self.values, self.coordinates)
+
+    def linear_change(
+        self, gradient: Float[Array, "..."], x: Float[Array, "..."]
+    ) -> Float[Array, "... c n"]:
+        r"""$\nabla^\top (y_n - x)$."""
+        return self.space.linear_change(gradient, x, self.values, self.coordinates)
+
+    def apply(self, h: Float[Array, "... c n"], h_self: Float[Array, "..."]) -> Float[Array, "..."]:
+        r"""$(A h)(x)$ from the values of $h$ at the neighbours and at $x$."""
+        return jnp.sum(self.weights * h, axis=(-2, -1)) + self.self_weight * h_self
+
+    def apply_to_score(
+        self,
+        h: Float[Array, "... c n"],
+        h_self: Float[Array, "..."],
+        score: Any,
+        x: Float[Array, "..."],
+    ) -> Any:
+        r"""$(A (h s))(x) = s(x) \, (A h)(x) + \sum_n w_n h(y_n) \, (s(y_n) - s(x))$, where
+        `score` is $s(x)$.
+
+        With the own-coordinate scan component $i$ has its own operator, the update of coordinate
+        $i$ without the $1/d$, so that $(A h)(x)$ becomes one number for each coordinate.
+        """
+        weights = self.weights
+        if self.own:
+            weights = weights * self.space.num_coordinates
+            applied = jnp.sum(weights * (h - h_self[..., None, None]), axis=-1)
+            if self.coordinates is not None:
+                applied = scatter(applied, self.coordinates, self.space.num_coordinates)
+        else:
+            applied = self.apply(h, h_self)
+        change = self.space.score_change(weights * h, x, self.values, self.coordinates)
+        return jax.tree.map(lambda s, c: expand(applied, s.ndim) * s + c, score, change)
+
+
+def expand(array: Array, ndim: int) -> Array:
+    """`array` with axes of length one added at its end."""
+    return array.reshape(array.shape + (1,) * (ndim - array.ndim))
+
+
+class Operator(eqx.Module):
+    r"""A discrete Stein operator: $E_q[(A h)(x)] = 0$ for every function $h$.
+
+    With `num_coordinates` $= m$, each application visits $m$ of the $d$ coordinates, drawn at
+    random (evenly spaced from a random start) with weights scaled by $d/m$: still mean zero, and
+    cheaper. It then needs a `key`.
+    """
+
+    num_coordinates: eqx.AbstractVar[int | None]
+
+    @abc.abstractmethod
+    def offsets(self, dist: Distribution) -> tuple[int, ...]:
+        """The neighbours of a coordinate's value, as cyclic differences of index."""
+
+    @abc.abstractmethod
+    def weights(
+        self,
+        dist: Distribution,
+        x: Float[Array, "..."],
+        values: Int[Array, "... c n"],
+        coordinates: Int[Array, "... c"] | None,
+    ) -> tuple[Float[Array, "... c n"], Float[Array, "..."]]:
+        """The weights of the neighbours and of `x` itself, over the given coordinates."""
+
+    def neighbours(
+        self, dist: Distribution, x: Float[Array, "..."], *, key: PRNGKeyArray | None = None
+    ) -> Neighbours:
+        """The row of the operator at each state in `x`, of shape `[..., *event]`."""
+        check_state(dist, x)
+        d = dist.num_coordinates
+        m = d if self.num_coordinates is None else self.num_coordinates
+        if m > d:
+            raise ValueError(
+                f"{type(self).__name__}(num_coordinates={m}) asks for more coordinates than the "
+                f"distribution has: at most {d}."
+            )
+        coordinates = None
+        if m < d:
+            if key is None:
+                raise ValueError(
+                    f"{type(self).__name__}(num_coordinates={m}) draws coordinates at random: "
+                    "pass key=..."
+                )
+            lead = x.shape[: x.ndim - dist.event_ndim]
+            coordinates = systematic_sample(jax.random.randint(key, lead, 0, d, jnp.int32), m, d)
+        values = dist.shift(x, self.offsets(dist), coordinates)
+        weights, self_weight = self.weights(dist, x, values, coordinates)
+        return Neighbours(
+            values, weights * (d / m), self_weight * (d / m), coordinates, dist, self._own
+        )
+
+    @property
+    def _own(self) -> bool:
+        return False
+
+    def apply(
+        self,
+        h: Callable[[Float[Array, "..."]], Float[Array, "..."]],
+        dist: Distribution,
+        x: Float[Array, "..."],
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> Float[Array, "..."]:
+        """(A h)(x) for any function `h`: `[..., *event] -> [...]`, called at every neighbour."""
+        row = self.neighbours(dist, x, key=key)
+        return row.apply(row.evaluate(h, x), h(x))
+
+
+def systematic_sample(start: Int[Array, "..."], m: int, d: int) -> Int[Array, "... m"]:
+    """`m` distinct coordinates out of `d`, evenly spaced; each is in it for `m` of the `d` starts."""
+    return (start[..., None] + d * jnp.arange(m, dtype=start.dtype)) // m
+
+
+def check_num_coordinates(name: str, num_coordinates: int | None) -> None:
+    if num_coordinates is not None and num_coordinates < 1:
+        raise ValueError(
+            f"{name} needs num_coordinates of 1 or more (or None: all), but was given "
+            f"{num_coordinates}."
+        )
+
+
+def check_damping(name: str, damping: float) -> None:
+    if damping < 0:
+        raise ValueError(f"{name} needs damping of 0 or more, but was given {damping}.")
+
+
+def check_state(dist: Distribution, x: Any) -> None:
+    """Raise unless `x` has the shape of states of `dist`."""
+    shape = (*dist.batch_shape, *dist.event_shape)
+    if x.ndim < len(shape) or x.shape[x.ndim - len(shape) :] != shape:
+        raise ValueError(
+            f"A state of this {type(dist).__name__} has shape [..., "
+            f"{', '.join(map(str, shape))}], but x has shape {x.shape}."
+        )
+
+
+def log_prob_here(dist: Distribution, x: Array, coordinates: Array | None) -> Array:
+    r"""$\log q(x_i \mid x_{-i})$ for each coordinate, of shape `[..., c]`."""
+    values = dist.shift(x, tuple(range(1, dist.num_values)), coordinates)
+    log_ratio = dist.log_ratio(x, values, coordinates)
+    return -jax.nn.softplus(jax.nn.logsumexp(log_ratio, axis=-1))
+
+
+def damped_log_ratio(
+    dist: Distribution, x: Array, values: Array, coordinates: Array | None, damping: float
+) -> Array:
+    """log q(yᵢ | x₋ᵢ) − log(q(xᵢ | x₋ᵢ) + damping): the paper's guard against tiny denominators."""
+    log_ratio = dist.log_ratio(x, values, coordinates)
+    if damping == 0:
+        return log_ratio
+    here = log_prob_here(dist, x, coordinates)[..., None]
+    return log_ratio + here - jnp.log(jnp.exp(here) + damping)

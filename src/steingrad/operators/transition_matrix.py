@@ -1,0 +1,127 @@
+"""An operator from any Markov chain on a small state space."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ..distributions.base import Distribution, compute_dtype, take
+from .base import Neighbours, Operator, check_state, expand
+
+
+class TransitionMatrix(Operator):
+    r"""$A = P - I$ for a transition matrix $P$ that leaves $q$ invariant, $q^\top P = q^\top$.
+
+    `matrix` has shape `[N, N]` (or `[*batch, N, N]`) over the states in the order of
+    `dist.enumerate()`; or it is a function from the distribution to such a matrix. Whether it
+    leaves $q$ invariant is the user's promise, which `check(dist)` verifies.
+
+    Reference: Shi et al. 2022, section 3.
+
+    >>> import jax.numpy as jnp, steingrad as sg
+    >>> q = sg.Bernoulli(jnp.log(jnp.array([3.0])))
+    >>> operator = TransitionMatrix([[0.4, 0.6], [0.2, 0.8]])
+    >>> operator.check(q)
+    >>> operator.apply(lambda x: x[..., 0], q, q.enumerate()).round(2)
+    Array([ 0.6, -0.2], dtype=float32)
+    """
+
+    matrix: Any
+    num_coordinates: int | None = eqx.field(init=False, static=True, default=None)
+
+    def __init__(self, matrix: Array | np.ndarray | list | Callable[[Distribution], Array]):
+        self.matrix = matrix if callable(matrix) else jnp.asarray(matrix)
+        if not callable(self.matrix):
+            shape = self.matrix.shape
+            if len(shape) < 2 or shape[-1] != shape[-2]:
+                raise ValueError(
+                    f"TransitionMatrix needs a matrix of shape [..., N, N], but was given {shape}."
+                )
+            if not isinstance(self.matrix, jax.core.Tracer):
+                values = np.asarray(self.matrix, np.float64)
+                if (values < 0).any() or not np.allclose(values.sum(-1), 1, atol=1e-5):
+                    raise ValueError(
+                        "TransitionMatrix needs rows of probabilities, not below 0 and summing to "
+                        f"1; the rows given sum to {values.sum(-1)}, the smallest entry is "
+                        f"{values.min():.3g}."
+                    )
+
+    def transition(self, dist: Distribution) -> Float[Array, "... states states"]:
+        """The matrix for this distribution, of shape `[*batch, N, N]`."""
+        matrix = self.matrix(dist) if callable(self.matrix) else self.matrix
+        n = dist.num_states
+        if matrix.shape[-2:] != (n, n):
+            raise ValueError(
+                f"This {type(dist).__name__} has {n} states, so its TransitionMatrix must have "
+                f"shape [..., {n}, {n}], but has shape {matrix.shape}."
+            )
+        return jnp.broadcast_to(matrix, (*dist.batch_shape, n, n))
+
+    def check(self, dist: Distribution, tolerance: float = 1e-5) -> None:
+        """Raise unless the matrix leaves the distribution invariant."""
+        probs = dist.probabilities()
+        moved = jnp.einsum("...x,...xy->...y", probs, self.transition(dist).astype(probs.dtype))
+        error = float(jnp.max(jnp.abs(moved - probs)))
+        if error > tolerance:
+            raise ValueError(
+                f"The matrix does not leave the distribution invariant: one step moves a "
+                f"probability by {error:.3g}, more than {tolerance:.3g}. A chain such as Gibbs or "
+                "Metropolis-Hastings for this distribution would."
+            )
+
+    def offsets(self, dist: Distribution):
+        return tuple(range(dist.num_states))
+
+    def weights(self, dist, x, values, coordinates):
+        row = dist.state_number(x)[..., None]
+        weights = take(self.transition(dist), row, axis=-2)
+        weights = weights.astype(compute_dtype(weights))
+        return weights, jnp.full(weights.shape[:-2], -1, weights.dtype)
+
+    def neighbours(
+        self, dist: Distribution, x: Float[Array, "..."], *, key: PRNGKeyArray | None = None
+    ) -> Neighbours:
+        check_state(dist, x)
+        lead = x.shape[: x.ndim - dist.event_ndim]
+        values = jnp.arange(dist.num_states, dtype=jnp.int32)
+        values = jnp.broadcast_to(values, (*lead, 1, dist.num_states))
+        weights, self_weight = self.weights(dist, x, values, None)
+        return Neighbours(values, weights, self_weight, None, WholeState(dist))
+
+
+class WholeState(eqx.Module):
+    """A small state space seen as a single coordinate, whose values are the numbered states."""
+
+    dist: Distribution
+
+    def at_neighbours(self, h, x, values, coordinates):
+        states = self._states(x.ndim)
+        h_values = jax.vmap(h)(jnp.broadcast_to(states, (len(states), *x.shape)))
+        return jnp.moveaxis(h_values, 0, -1)[..., None, :]
+
+    def linear_change(self, gradient, x, values, coordinates):
+        axes = tuple(range(-self.dist.event_ndim, 0))
+        states = self._states(gradient.ndim).astype(gradient.dtype)
+        change = jnp.sum(gradient * (states - x.astype(gradient.dtype)), axis=axes)
+        return jnp.moveaxis(change, 0, -1)[..., None, :]
+
+    def score_change(self, coefficients, x, values, coordinates):
+        states = self._states(x.ndim)
+        scores = self.dist.score(jnp.broadcast_to(states, (len(states), *x.shape)))
+        coefficients = jnp.moveaxis(coefficients[..., 0, :], -1, 0)
+        return jax.tree.map(
+            lambda s_y, s_x: jnp.sum(expand(coefficients, s_y.ndim) * (s_y - s_x), axis=0),
+            scores,
+            self.dist.score(x),
+        )
+
+    def _states(self, ndim: int) -> Array:
+        """All states, with axes of length one before the event's so as to broadcast with x."""
+        states = self.dist.enumerate()
+        event = self.dist.event_ndim
+        return states.reshape(len(states), *(1,) * (ndim - event), *states.shape[1:])
+

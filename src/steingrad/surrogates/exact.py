@@ -1,0 +1,32 @@
+"""f itself, for an objective that is cheap to evaluate."""
+
+from .base import Surrogate, Values
+
+
+class ExactSurrogate(Surrogate):
+    r"""$h_k = h^*_k = f$: evaluates $f$ at every neighbour, so it is for a cheap $f$.
+
+    With the global control variate alone and $\beta = 1$ each $f(x) s(x)$ is replaced by its
+    average over one step of the operator's chain, $P(f s)(x)$: Rao–Blackwellisation.
+
+    >>> import steingrad as sg
+    >>> sg.Rodeo(num_samples=2, surrogate=ExactSurrogate()).needs_gradient
+    False
+    """
+
+    @property
+    def needs_gradient(self):
+        return False
+
+    @property
+    def needs_objective(self):
+        return True
+
+    def evaluate(self, params, row, x, fx, dfx, f=None):
+        if f is None:
+            raise ValueError(
+                "ExactSurrogate evaluates the objective at the neighbours of the samples: pass "
+                "f=... to `estimate`, or use `value_and_grad` or `expectation`."
+            )
+        values = Values(row.evaluate(f, x).astype(fx.dtype), fx)
+        return values, values
