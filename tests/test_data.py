@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 import re
+import socket
 import struct
 import threading
 from collections import Counter
@@ -404,9 +405,10 @@ def test_when_all_fails_the_error_says_what_to_put_where(places, mirrors, monkey
 
 
 def test_without_a_connection_the_cause_is_named(mirrors, monkeypatch):
-    on_mirrors(monkeypatch, mirrors, "good")
-    mirrors.socket.close()  # nobody listens at this address any more
-    with pytest.raises(data.DataError, match=r"/good/train\.gz: NewConnectionError\): put train"):
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        address = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    monkeypatch.setitem(SOURCES, "small", small_source(address))  # closed again: nobody listens
+    with pytest.raises(data.DataError, match=r"/train\.gz: NewConnectionError\): put train"):
         data.load("small")
 
 

@@ -21,12 +21,14 @@ def expectation(
     *,
     key: PRNGKeyArray,
     args: tuple = (),
+    context: Array | None = None,
 ) -> Float[Array, ""]:
     r"""$E_{q_\eta}[f(x)]$, averaged over the batch: estimated, and differentiable.
 
     `f(x, *args)` maps states `[..., *event]` to values `[...]`, each state on its own. If it has
     an argument named `key`, it is given one. Its `args`, and any array that it closes over, are
-    differentiated too: if they depend on $\eta$, that direct dependence is added.
+    differentiated too: if they depend on $\eta$, that direct dependence is added. `context`, of
+    shape `[*batch, c]`, is shown to control variates that look at more than the samples (`Relax`).
 
     Reverse-mode differentiation gives
 
@@ -51,14 +53,14 @@ def expectation(
     keyed = lambda key, x, *args: bind(f, dist, key)(x, *args)
     # Arrays that f closes over become leaves of `keyed`, and so are differentiated.
     keyed = eqx.filter_closure_convert(keyed, key, struct, *args)
-    fixed = jax.tree.map(
-        lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf, dist
+    stop = lambda tree: jax.tree.map(
+        lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf, tree
     )
-    return _expectation((dist.parameters, params, (keyed, args)), fixed, estimator, key)
+    return _expectation((dist.parameters, params, (keyed, args)), stop(dist), estimator, key, stop(context))
 
 
 @eqx.filter_custom_vjp
-def _expectation(differentiable, dist, estimator, key):
+def _expectation(differentiable, dist, estimator, key, context):
     parameters, _, (keyed, args) = differentiable
     sample_key, f_key, _ = jax.random.split(key, 3)
     x = estimator.sample(sample_key, dist.with_parameters(parameters))
@@ -66,7 +68,7 @@ def _expectation(differentiable, dist, estimator, key):
 
 
 @_expectation.def_fwd
-def _forward(perturbed, differentiable, dist, estimator, key):
+def _forward(perturbed, differentiable, dist, estimator, key, context):
     parameters, params, keyed_and_args = differentiable
     moving, still = eqx.partition(keyed_and_args, perturbed[2])
 
@@ -75,12 +77,12 @@ def _forward(perturbed, differentiable, dist, estimator, key):
         return keyed(key, x, *args)
 
     return estimator.value_and_grad(
-        f, dist.with_parameters(parameters), params, key=key, args=(moving,)
+        f, dist.with_parameters(parameters), params, key=key, args=(moving,), context=context
     )
 
 
 @_expectation.def_bwd
-def _backward(grads, cotangent, perturbed, differentiable, dist, estimator, key):
+def _backward(grads, cotangent, perturbed, differentiable, dist, estimator, key, context):
     scaled = lambda factor, tree: jax.tree.map(lambda g: (factor * g).astype(g.dtype), tree)
     keyed_and_args = scaled(cotangent, grads.args[0])
     return scaled(cotangent, grads.parameters), scaled(cotangent**2, grads.cv), keyed_and_args
@@ -94,6 +96,7 @@ def value_and_grad(
     *,
     key: PRNGKeyArray,
     args: tuple = (),
+    context: Array | None = None,
 ) -> tuple[Float[Array, ""], Gradients]:
     r"""What `expectation` and its derivatives compute, explicitly: the mean of $f$ over samples
     and batch, and `Gradients(parameters, cv, args)`.
@@ -105,4 +108,4 @@ def value_and_grad(
     >>> grads.parameters.shape, grads.args[0].shape
     ((3,), (3,))
     """
-    return estimator.value_and_grad(f, dist, params, key=key, args=args)
+    return estimator.value_and_grad(f, dist, params, key=key, args=args, context=context)

@@ -101,12 +101,15 @@ class Estimator(eqx.Module):
         *,
         key: PRNGKeyArray,
         args: tuple = (),
+        context: Array | None = None,
     ) -> tuple[Float[Array, ""], Gradients]:
         """The mean of f over samples and batch, and its gradients.
 
         `f(x, *args)` maps states `[..., *event]` to values `[...]`; if it has an argument named
         `key`, it is given one. f and the gradients with respect to all its arguments come out of
-        one forward and one backward pass.
+        one forward and one backward pass. `context`, of shape `[*batch, c]`, is for estimators
+        whose control variates may look at more than the samples, such as the data point (`Relax`);
+        the others leave it alone.
         """
         check_distribution(self, dist)
         sample_key, f_key, operator_key = jax.random.split(key, 3)
