@@ -98,9 +98,7 @@ def metropolis(dist):
 
 def batched(dist, size):
     """The same distribution `size` times."""
-    parameters = jax.tree.map(
-        lambda p: jnp.broadcast_to(p, (size, *p.shape)), dist.parameters
-    )
+    parameters = jax.tree.map(lambda p: jnp.broadcast_to(p, (size, *p.shape)), dist.parameters)
     if isinstance(dist, sg.FromLogProb):
         return sg.FromLogProb(
             dist.log_prob_fn,

@@ -142,9 +142,7 @@ def test_some_coordinates(name, operator, monkeypatch):
     for starts in np.ndindex(d, d):
         draw = jnp.broadcast_to(jnp.asarray(starts, jnp.int32)[:, None], (2, len(probs)))
         monkeypatch.setattr(jax.random, "randint", lambda *a, draw=draw: draw)
-        g = estimator.estimate(
-            params, batched(dist, len(probs)), x, fx, dfx, key=jax.random.key(0)
-        )
+        g = estimator.estimate(params, batched(dist, len(probs)), x, fx, dfx, key=jax.random.key(0))
         means.append(jax.tree.map(lambda leaf: jnp.tensordot(probs, leaf, axes=1), g))
     mean = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *means)
     assert largest_difference(mean, sg.exact_gradient(f, dist)) < 1e-8
@@ -221,9 +219,9 @@ def test_fast_path_is_the_definition(name, operator):
     leaves = jax.tree.leaves(fast)
     for leaf, fast_leaf in enumerate(leaves):
         for at in np.ndindex(fast_leaf.shape[1:]):
-            component = lambda y, leaf=leaf, at=at: h(y) * jax.tree.leaves(dist.score(y))[leaf][
-                (..., *at)
-            ]
+            component = lambda y, leaf=leaf, at=at: (
+                h(y) * jax.tree.leaves(dist.score(y))[leaf][(..., *at)]
+            )
             np.testing.assert_allclose(
                 fast_leaf[(..., *at)], operator.apply(component, dist, x), atol=1e-10
             )

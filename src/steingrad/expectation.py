@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from .distributions import Distribution
 from .estimators import Estimator, Gradients
-from .estimators.base import bind
+from .estimators.base import as_jax_arrays, bind
 
 
 def expectation(
@@ -50,13 +50,16 @@ def expectation(
     ([(4,), ()], ())
     """
     struct = jax.eval_shape(estimator.sample, key, dist)
+    args = as_jax_arrays(args)
     keyed = lambda key, x, *args: bind(f, dist, key)(x, *args)
     # Arrays that f closes over become leaves of `keyed`, and so are differentiated.
     keyed = eqx.filter_closure_convert(keyed, key, struct, *args)
     stop = lambda tree: jax.tree.map(
         lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf, tree
     )
-    return _expectation((dist.parameters, params, (keyed, args)), stop(dist), estimator, key, stop(context))
+    return _expectation(
+        (dist.parameters, params, (keyed, args)), stop(dist), estimator, key, stop(context)
+    )
 
 
 @eqx.filter_custom_vjp
@@ -71,6 +74,7 @@ def _expectation(differentiable, dist, estimator, key, context):
 def _forward(perturbed, differentiable, dist, estimator, key, context):
     parameters, params, keyed_and_args = differentiable
     moving, still = eqx.partition(keyed_and_args, perturbed[2])
+    moving = jax.tree.map(jnp.asarray, moving)  # outside jit a scalar arrives as a Python number
 
     def f(x, moving, key):
         keyed, args = eqx.combine(moving, still)
@@ -83,7 +87,9 @@ def _forward(perturbed, differentiable, dist, estimator, key, context):
 
 @_expectation.def_bwd
 def _backward(grads, cotangent, perturbed, differentiable, dist, estimator, key, context):
-    scaled = lambda factor, tree: jax.tree.map(lambda g: (factor * g).astype(g.dtype), tree)
+    def scaled(factor, tree):
+        return jax.tree.map(lambda g: (factor * g.astype(factor.dtype)).astype(g.dtype), tree)
+
     keyed_and_args = scaled(cotangent, grads.args[0])
     return scaled(cotangent, grads.parameters), scaled(cotangent**2, grads.cv), keyed_and_args
 

@@ -142,9 +142,7 @@ class Distribution(eqx.Module):
         states = self.enumerate()
         batch = len(self.batch_shape)
         states = states.reshape(len(states), *(1,) * batch, *self.event_shape)
-        states = jnp.broadcast_to(
-            states, (len(states), *self.batch_shape, *self.event_shape)
-        )
+        states = jnp.broadcast_to(states, (len(states), *self.batch_shape, *self.event_shape))
         return jax.nn.softmax(jnp.moveaxis(self.log_prob(states), 0, -1))
 
     def state_number(self, x: Float[Array, "..."]) -> Int[Array, "..."]:
@@ -218,7 +216,9 @@ def check_logits(name: str, logits: Any, axes: tuple[str, ...]) -> None:
             f"{shape}."
         )
     if math.prod(shape[len(shape) - len(axes) :]) == 0:
-        raise ValueError(f"{name} needs at least one coordinate, but its logits have shape {shape}.")
+        raise ValueError(
+            f"{name} needs at least one coordinate, but its logits have shape {shape}."
+        )
 
 
 def take(array: Array, coordinates: Int[Array, "... c"] | None, axis: int = -1) -> Array:

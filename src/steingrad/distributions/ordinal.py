@@ -66,7 +66,9 @@ def check_values(name: str, values: Any) -> tuple[float, ...]:
         )
     array = np.asarray(values, np.float64)
     if array.ndim != 1 or len(array) < 2 or len(set(array.tolist())) < len(array):
-        raise ValueError(f"{name} needs a list of two or more distinct values, but was given {values}.")
+        raise ValueError(
+            f"{name} needs a list of two or more distinct values, but was given {values}."
+        )
     return tuple(array.tolist())
 
 

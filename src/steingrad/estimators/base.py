@@ -3,11 +3,12 @@
 import abc
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..distributions.base import Distribution, compute_dtype
@@ -29,15 +30,21 @@ class Gradients(NamedTuple):
 class Estimator(eqx.Module):
     r"""An estimator of $\nabla_\eta E_{q_\eta}[f(x)]$: immutable, its fields are its settings.
 
-    A subclass has the fields, then `__check_init__`, the properties `needs_gradient` and
-    `num_evaluations`, `init`, `sample` and `estimate`, in this order, leaving out what it inherits.
+    A subclass has the fields and the `distributions` it works on, then `__check_init__`,
+    `needs_gradient` and `num_evaluations`, `init`, `sample` and `estimate`, in this order, leaving
+    out what it inherits.
     """
 
     num_samples: eqx.AbstractVar[int]
+    distributions: ClassVar[tuple[type[Distribution], ...]] = (Distribution,)
+
+    def handles(self, dist: Distribution) -> bool:
+        """Whether it works on this kind of distribution; `distributions` names those it does."""
+        return isinstance(dist, self.distributions)
 
     @property
     def needs_gradient(self) -> bool:
-        r"""Whether $\nabla f$ at the samples is needed."""
+        r"""Whether $\nabla f$ is needed: at the samples (or, `Rebar` and `Relax`, between them)."""
         return False
 
     def num_evaluations(self, dist: Distribution) -> int:
@@ -50,6 +57,7 @@ class Estimator(eqx.Module):
 
     def sample(self, key: PRNGKeyArray, dist: Distribution) -> Float[Array, "samples ..."]:
         """The points at which to evaluate f, of shape `[K, *batch, *event]`."""
+        check_distribution(self, dist)
         return dist.sample(key, (self.num_samples,))
 
     @abc.abstractmethod
@@ -63,13 +71,15 @@ class Estimator(eqx.Module):
         *,
         key: PRNGKeyArray | None = None,
         f: Callable[[Array], Array] | None = None,
+        context: Array | None = None,
     ) -> Any:
         r"""The estimate of $\nabla_\eta E[f]$ for each element of the batch, shaped like the
         distribution's parameters.
 
         `x` comes from `sample`; `fx` of shape `[K, *batch]` holds f at these points and `dfx`,
         shaped like `x`, its gradient (where `needs_gradient`). A few settings also need a `key`
-        (an operator that draws coordinates) or `f` itself (`ExactSurrogate`).
+        (an operator that draws coordinates), `f` itself (`ExactSurrogate`) or a `context`
+        (`Relax`).
         """
 
     def adapt(
@@ -82,12 +92,13 @@ class Estimator(eqx.Module):
         *,
         key: PRNGKeyArray | None = None,
         f: Callable[[Array], Array] | None = None,
+        context: Array | None = None,
     ) -> tuple[Any, Any]:
         """The estimate, and the gradient of its mean square with respect to `params`."""
 
         @eqx.filter_grad(has_aux=True)
         def mean_square(params):
-            grad = self.estimate(params, dist, x, fx, dfx, key=key, f=f)
+            grad = self.estimate(params, dist, x, fx, dfx, key=key, f=f, context=context)
             return mean_of_squares(grad), grad
 
         cv_grad, grad = mean_square(params)
@@ -116,8 +127,9 @@ class Estimator(eqx.Module):
         x = self.sample(sample_key, dist)
         objective = bind(f, dist, f_key)
         fx, dfx, args_grad = evaluate(objective, x, args, self.needs_gradient)
+        at_args = lambda x: objective(x, *args)
         grad, cv_grad = self.adapt(
-            params, dist, x, fx, dfx, key=operator_key, f=lambda x: objective(x, *args)
+            params, dist, x, fx, dfx, key=operator_key, f=at_args, context=context
         )
         return jnp.mean(fx), of_batch_mean(dist, grad, cv_grad, args_grad)
 
@@ -170,6 +182,12 @@ def _with_key(f, key):
     return lambda x, *args: f(x, *args, key=key)
 
 
+def as_jax_arrays(tree: Any) -> Any:
+    """NumPy arrays as JAX arrays, which are differentiated; other leaves as they are."""
+    numpy = (np.ndarray, np.generic)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, numpy) else leaf, tree)
+
+
 def takes_key(f: Callable) -> bool:
     """Whether `f` has an argument named `key`."""
     try:
@@ -185,7 +203,7 @@ def evaluate(
     needs_gradient: bool,
 ) -> tuple[Float[Array, "samples ..."], Float[Array, "samples ..."] | None, tuple]:
     """f(x), ∇f(x) (if needed) and the gradient of mean f with respect to `args`, in one pass."""
-    dynamic, static = eqx.partition(args, eqx.is_inexact_array)
+    dynamic, static = eqx.partition(as_jax_arrays(args), eqx.is_inexact_array)
 
     def at(x, dynamic):
         return objective(x, *eqx.combine(dynamic, static))
@@ -199,13 +217,25 @@ def evaluate(
         fx, pull_back = jax.vjp(lambda dynamic: at(x, dynamic), dynamic)
         dfx, (args_grad,) = None, pull_back(jnp.ones_like(fx))
     args_grad = jax.tree.map(lambda g: g / fx.size, args_grad)
-    return fx.astype(compute_dtype(fx, dfx) if dfx is not None else compute_dtype(fx)), dfx, args_grad
+    return (
+        fx.astype(compute_dtype(fx, dfx) if dfx is not None else compute_dtype(fx)),
+        dfx,
+        args_grad,
+    )
 
 
 def check_distribution(estimator: Estimator, dist: Distribution) -> None:
+    name = type(estimator).__name__
+    if not estimator.handles(dist):
+        *most, last = (kind.__name__ for kind in estimator.distributions)
+        kinds = f"{', '.join(most)} and {last}" if most else last
+        raise ValueError(
+            f"{name} works on {kinds}, but was given {type(dist).__name__}. RLOO and Rodeo take "
+            "any distribution."
+        )
     if not dist.normalized:
         raise ValueError(
-            f"{type(estimator).__name__} differentiates log q, so it needs it normalised, but this "
+            f"{name} differentiates log q, so it needs it normalised, but this "
             f"{type(dist).__name__} is known up to a constant only. If its log-probabilities do "
             "sum to one, build it with normalized=True."
         )
@@ -218,10 +248,18 @@ def check_num_samples(name: str, num_samples: int, least: int, why: str) -> None
         )
 
 
-def check_estimate(
-    estimator: Estimator, dist: Distribution, x: Array, fx: Array, dfx: Array | None
-) -> None:
-    """Raise unless samples, values and gradients have the shapes `estimate` wants."""
+def check_params(estimator: Estimator, params: Any, *names: str) -> None:
+    """Raise unless `params` is the dictionary with these entries that `init` makes."""
+    if not (isinstance(params, dict) and params.keys() == set(names)):
+        given = sorted(params) if isinstance(params, dict) else type(params).__name__
+        raise ValueError(
+            f"{type(estimator).__name__} learns its control variates: pass the parameters that "
+            f"`estimator.init(key)` makes ({', '.join(names)}), not {given}."
+        )
+
+
+def check_samples(estimator: Estimator, dist: Distribution, x: Array, fx: Array) -> None:
+    """Raise unless samples and values have the shapes `estimate` wants."""
     name = type(estimator).__name__
     check_distribution(estimator, dist)
     lead = (estimator.num_samples, *dist.batch_shape)
@@ -233,6 +271,14 @@ def check_estimate(
         )
     if fx.shape != lead:
         raise ValueError(f"{name} takes values of f of shape {lead}, but fx has shape {fx.shape}.")
+
+
+def check_estimate(
+    estimator: Estimator, dist: Distribution, x: Array, fx: Array, dfx: Array | None
+) -> None:
+    """Raise unless samples, values and gradients have the shapes `estimate` wants."""
+    check_samples(estimator, dist, x, fx)
+    name, shape = type(estimator).__name__, x.shape
     if estimator.needs_gradient and dfx is None:
         raise ValueError(
             f"{name} needs the gradient of f at the samples: pass dfx, of shape {shape}."

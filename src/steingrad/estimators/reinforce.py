@@ -1,7 +1,5 @@
 """REINFORCE, with or without a baseline."""
 
-from typing import Literal
-
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
@@ -30,9 +28,7 @@ class Reinforce(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, default=1)
-    baseline: int | float | Literal["moving_average", "learned"] | None = eqx.field(
-        static=True, default=None
-    )
+    baseline: int | float | str | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
         check_num_samples("Reinforce", self.num_samples, 1, "the points at which f is evaluated")
@@ -45,7 +41,7 @@ class Reinforce(Estimator):
     def init(self, key: PRNGKeyArray):
         return {"baseline": jnp.zeros(())} if isinstance(self.baseline, str) else None
 
-    def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None):
+    def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None, context=None):
         check_estimate(self, dist, x, fx, dfx)
         if isinstance(self.baseline, str):
             baseline = _baseline(params).astype(fx.dtype)
@@ -53,9 +49,9 @@ class Reinforce(Estimator):
             baseline = 0.0 if self.baseline is None else self.baseline
         return weighted_mean(fx - baseline, dist.score(x))
 
-    def adapt(self, params, dist, x, fx, dfx=None, *, key=None, f=None):
+    def adapt(self, params, dist, x, fx, dfx=None, *, key=None, f=None, context=None):
         if self.baseline != "moving_average":
-            return super().adapt(params, dist, x, fx, dfx, key=key, f=f)
+            return super().adapt(params, dist, x, fx, dfx, key=key, f=f, context=context)
         baseline = _baseline(params)
         # `of_batch_mean` turns what minimises g² for each element into what does for the batch;
         # a moving average wants no such factor.

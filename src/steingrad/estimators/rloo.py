@@ -25,6 +25,6 @@ class RLOO(Estimator):
     def __check_init__(self):
         check_num_samples("RLOO", self.num_samples, 2, "each sample's baseline being the others")
 
-    def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None):
+    def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None, context=None):
         check_estimate(self, dist, x, fx, dfx)
         return weighted_mean(fx - mean_of_others(fx), dist.score(x))

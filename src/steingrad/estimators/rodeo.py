@@ -70,7 +70,7 @@ class Rodeo(Estimator):
     def init(self, key: PRNGKeyArray) -> RodeoParams:
         return RodeoParams(self.surrogate.init(key), jnp.zeros(()), jnp.zeros(()))
 
-    def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None):
+    def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None, context=None):
         check_estimate(self, dist, x, fx, dfx)
         if not isinstance(params, RodeoParams):
             raise ValueError(

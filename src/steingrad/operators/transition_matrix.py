@@ -124,4 +124,3 @@ class WholeState(eqx.Module):
         states = self.dist.enumerate()
         event = self.dist.event_ndim
         return states.reshape(len(states), *(1,) * (ndim - event), *states.shape[1:])
-

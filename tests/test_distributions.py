@@ -1,0 +1,127 @@
+"""Each distribution against its own definition: sums, automatic differentiation, loops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import autoregressive_log_prob, distributions, normal, normalised_distributions
+
+import steingrad as sg
+
+NAMES = list(distributions())
+NORMALISED = list(normalised_distributions())
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", NORMALISED)
+def test_probabilities_sum_to_one(name):
+    dist = normalised_distributions()[name]
+    states = dist.enumerate()
+    assert len(states) == dist.num_states
+    np.testing.assert_allclose(jnp.sum(jnp.exp(dist.log_prob(states))), 1)
+    np.testing.assert_array_equal(dist.state(dist.index(states)), states)
+    np.testing.assert_array_equal(dist.state_number(states), np.arange(len(states)))
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", NORMALISED)
+def test_score_is_the_gradient_of_log_prob(name):
+    dist = normalised_distributions()[name]
+    for x in dist.enumerate():
+        automatic = jax.grad(lambda p, x=x: dist.with_parameters(p).log_prob(x))(dist.parameters)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), dist.score(x), automatic
+        )
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", NAMES)
+def test_log_ratio(name):
+    """Against log_prob at the neighbours themselves; some coordinates, too."""
+    dist = distributions()[name]
+    x = dist.enumerate()
+    values = dist.shift(x, tuple(range(1, dist.num_values)))
+    plain = dist.at_neighbours(dist.log_prob, x, values) - dist.log_prob(x)[:, None, None]
+    np.testing.assert_allclose(dist.log_ratio(x, values), plain, atol=1e-12)
+    one = jnp.full((len(x), 1), dist.num_coordinates - 1, jnp.int32)
+    np.testing.assert_allclose(dist.log_ratio(x, values[:, -1:], one), plain[:, -1:], atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["bernoulli", "categorical3", "ordinal3"])
+def test_samples_follow_the_probabilities(name):
+    dist = normalised_distributions()[name]
+    n = 50_000
+    counts = np.bincount(
+        dist.state_number(dist.sample(jax.random.key(0), (n,))), minlength=dist.num_states
+    )
+    probs = np.asarray(dist.probabilities(), np.float64)
+    z = (counts - n * probs) / np.sqrt(n * probs * (1 - probs))
+    assert np.abs(z).max() < 4.5
+
+
+def test_batches_of_samples():
+    logits = normal(0, (2, 3, 4, 5))
+    assert sg.Bernoulli(logits).sample(jax.random.key(0), (7,)).shape == (7, 2, 3, 4, 5)
+    assert sg.Categorical(logits).sample(jax.random.key(0), (7,)).shape == (7, 2, 3, 4, 5)
+    assert sg.Ordinal(logits, range(5)).sample(jax.random.key(0), (7,)).shape == (7, 2, 3, 4)
+
+
+@pytest.mark.usefixtures("x64")
+def test_from_log_prob_with_a_batch_and_a_sampler():
+    def sampler(key, parameters):
+        bias, weights = parameters
+        x = jnp.zeros(3)
+        for i, k in enumerate(jax.random.split(key, 3)):
+            logit = bias[i] + jnp.tril(weights, -1)[i] @ x
+            x = x.at[i].set((jax.random.uniform(k) < jax.nn.sigmoid(logit)).astype(x.dtype))
+        return x
+
+    parameters = (normal(0, (2, 3)), normal(1, (2, 3, 3)))
+    dist = sg.FromLogProb(
+        autoregressive_log_prob,
+        parameters,
+        num_coordinates=3,
+        batch_shape=(2,),
+        sampler=sampler,
+        normalized=True,
+    )
+    x = dist.sample(jax.random.key(0), (40_000,))
+    assert x.shape == (40_000, 2, 3)
+    for b in range(2):
+        counts = np.bincount(np.asarray(dist.state_number(x[:, b])), minlength=8)
+        expected = len(x) * np.asarray(dist.probabilities()[b])
+        assert np.abs((counts - expected) / np.sqrt(expected)).max() < 4.5
+    # It trains: an estimate by RODEO has the parameters' shapes.
+    estimator = sg.Rodeo(2)
+    run = jax.jit(
+        lambda dist, cv: sg.value_and_grad(
+            lambda x: jnp.sum(x, -1), dist, estimator, cv, key=jax.random.key(1)
+        )
+    )
+    _, grads = run(dist, estimator.init(jax.random.key(0)))
+    assert jax.tree.map(jnp.shape, grads.parameters) == ((2, 3), (2, 3, 3))
+
+
+def test_from_log_prob_is_checked():
+    with pytest.raises(ValueError, match="num_coordinates of 1 or more"):
+        sg.FromLogProb(lambda p, x: p @ x, jnp.zeros(3), num_coordinates=0)
+    with pytest.raises(ValueError, match="must begin with those axes"):
+        sg.FromLogProb(lambda p, x: p @ x, jnp.zeros(3), num_coordinates=3, batch_shape=(2,))
+    with pytest.raises(ValueError, match="at least one floating-point array"):
+        sg.FromLogProb(lambda p, x: x[0], None, num_coordinates=3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    logits=st.lists(st.floats(-60, 60, width=32), min_size=1, max_size=6),
+    seed=st.integers(0, 2**31),
+)
+def test_bernoulli_is_finite_everywhere(logits, seed):
+    dist = sg.Bernoulli(jnp.asarray(logits, jnp.float32))
+    x = dist.sample(jax.random.key(seed))
+    assert bool(jnp.all((x == 0) | (x == 1)))
+    for number in (dist.log_prob(x), dist.score(x), dist.log_ratio(x, dist.shift(x, (1,)))):
+        assert bool(jnp.all(jnp.isfinite(number)))
+    np.testing.assert_allclose(dist.score(x), x - jax.nn.sigmoid(dist.logits), atol=1e-6)

@@ -1,0 +1,441 @@
+"""The front door: derivatives, conventions, transformations, types, errors."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+from problems import largest_difference, normal, normalised_distributions, objective, random_params
+
+import steingrad as sg
+
+RODEO = sg.Rodeo(num_samples=3, surrogate=sg.MLPSurrogate(hidden=6))
+
+
+def f(x, w):
+    return jnp.sum(w * x, axis=-1) ** 2 + jnp.sin(jnp.sum(x, axis=-1))
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("factor", [1.0, -1.0, 2.5])
+@pytest.mark.parametrize("batch", [(), (4,)])
+def test_cv_gradient_is_that_of_the_mean_square(factor, batch):
+    """By finite differences of mean(g²), g being the gradient that reaches the logits."""
+    logits, w, key = normal(0, (*batch, 5)), normal(1, 5), jax.random.key(3)
+    cv = random_params(RODEO)
+
+    def loss(logits, cv):
+        return factor * sg.expectation(f, sg.Bernoulli(logits), RODEO, cv, key=key, args=(w,))
+
+    @jax.jit
+    def mean_square(cv):
+        return jnp.mean(jax.grad(loss)(logits, cv) ** 2)
+
+    cv_grad = jax.grad(loss, argnums=1)(logits, cv)
+    flat, unravel = ravel_pytree(cv)
+    flat_grad, _ = ravel_pytree(cv_grad)
+    step = 1e-5
+    for i in range(flat.size):
+        up, down = (mean_square(unravel(flat.at[i].add(s))) for s in (step, -step))
+        np.testing.assert_allclose(flat_grad[i], (up - down) / (2 * step), rtol=1e-5, atol=1e-8)
+    once = jax.grad(
+        lambda cv: sg.expectation(f, sg.Bernoulli(logits), RODEO, cv, key=key, args=(w,))
+    )(cv)
+    assert largest_difference(cv_grad, jax.tree.map(lambda g: factor**2 * g, once)) < 1e-8
+
+
+@pytest.mark.usefixtures("x64")
+def test_expectation_agrees_with_value_and_grad():
+    logits, w, key = normal(0, (2, 5)), normal(1, 5), jax.random.key(3)
+    cv = random_params(RODEO)
+    value, grads = sg.value_and_grad(f, sg.Bernoulli(logits), RODEO, cv, key=key, args=(w,))
+
+    def loss(logits, cv, w):
+        return sg.expectation(f, sg.Bernoulli(logits), RODEO, cv, key=key, args=(w,))
+
+    value2, (g, cv_grad, w_grad) = jax.value_and_grad(loss, (0, 1, 2))(logits, cv, w)
+    np.testing.assert_allclose(value, value2)
+    np.testing.assert_allclose(loss(logits, cv, w), value)  # undifferentiated: the same samples
+    assert largest_difference((g, cv_grad, w_grad), (grads[0], grads[1], grads[2][0])) < 1e-12
+
+
+@pytest.mark.usefixtures("x64")
+def test_closed_over_arrays_are_differentiated():
+    """Written with a closure or with `args`: the same gradient, logits inside f included."""
+    logits, w, key = normal(0, 5), normal(1, 5), jax.random.key(3)
+
+    def closed(logits, w):
+        q = sg.Bernoulli(logits)
+        return sg.expectation(lambda x: f(x, w) - q.log_prob(x), q, sg.RLOO(2), key=key)
+
+    def explicit(logits, w):
+        inner = lambda x, w, logits: f(x, w) - sg.Bernoulli(logits).log_prob(x)
+        return sg.expectation(inner, sg.Bernoulli(logits), sg.RLOO(2), key=key, args=(w, logits))
+
+    ours, theirs = (jax.grad(loss, (0, 1))(logits, w) for loss in (closed, explicit))
+    assert largest_difference(ours, theirs) < 1e-12
+    # E[-log q] adds no gradient through its argument: the mean of the score is zero.
+    direct = jax.grad(
+        lambda l: sg.expectation(
+            lambda x, l: -sg.Bernoulli(l).log_prob(x),
+            sg.Bernoulli(logits),
+            sg.RLOO(2),
+            key=key,
+            args=(l,),
+        )
+    )(logits)
+    x = sg.RLOO(2).sample(jax.random.split(key, 3)[0], sg.Bernoulli(logits))
+    np.testing.assert_allclose(direct, -jnp.mean(sg.Bernoulli(logits).score(x), axis=0))
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", ["bernoulli", "categorical3", "ordinal3"])
+def test_exact_gradient_with_a_direct_dependence(name):
+    """`exact_expectation` differentiates through q and through f."""
+    dist = normalised_distributions()[name]
+    h = objective(dist)
+    by_hand = jnp.sum(dist.probabilities() * h(dist.enumerate()))
+    np.testing.assert_allclose(sg.exact_expectation(h, dist), by_hand)
+    score_form = jax.tree.map(
+        lambda s: jnp.tensordot(dist.probabilities() * h(dist.enumerate()), s, axes=1),
+        dist.score(dist.enumerate()),
+    )
+    assert largest_difference(sg.exact_gradient(h, dist), score_form) < 1e-10
+
+
+def test_one_backward_pass():
+    """f is traced once and evaluated once: its cosine appears once, its sine's derivative once."""
+    w, logits, cv = jnp.ones(5), jnp.zeros(5), RODEO.init(jax.random.key(0))
+    calls = []
+
+    def counted(x, w):
+        calls.append(x.shape)
+        return jnp.sum(jnp.tanh(w * x), axis=-1)
+
+    jaxpr = jax.make_jaxpr(
+        lambda l, w: sg.value_and_grad(
+            counted, sg.Bernoulli(l), RODEO, cv, key=jax.random.key(0), args=(w,)
+        )
+    )(logits, w)
+    assert calls == [(3, 5)]
+    assert str(jaxpr).count("= tanh ") == 1
+
+
+def test_gradient_of_f_is_not_computed_where_it_is_not_needed():
+    """The compiled RLOO step has f's sine but not the cosine of its derivative; RODEO has both."""
+
+    def compiled(estimator):
+        cv = estimator.init(jax.random.key(0))
+
+        def loss(logits):
+            f = lambda x: jnp.sum(jnp.sin(x), axis=-1)
+            return sg.expectation(f, sg.Bernoulli(logits), estimator, cv, key=jax.random.key(0))
+
+        return jax.jit(jax.grad(loss)).lower(jnp.zeros(5)).as_text()
+
+    rloo, rodeo = compiled(sg.RLOO(2)), compiled(sg.Rodeo(2))
+    assert "sine" in rloo
+    assert "cosine" not in rloo
+    assert "cosine" in rodeo
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3), (2, 1, 3)])
+def test_batch_shapes(batch):
+    cv = random_params(RODEO)
+    for dist in (
+        sg.Bernoulli(jnp.zeros((*batch, 4))),
+        sg.Ordinal(jnp.zeros((*batch, 4, 3)), (0, 1, 3)),
+    ):
+        value, grads = jax.jit(
+            lambda dist: sg.value_and_grad(
+                lambda x: jnp.sum(x**2, axis=-1), dist, RODEO, cv, key=jax.random.key(0)
+            )
+        )(dist)
+        assert value.shape == ()
+        assert grads.parameters.shape == dist.logits.shape
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_batch_is_many_problems():
+    """Each element's estimate is what it would be alone."""
+    logits, w = normal(0, (2, 3, 5)), normal(1, 5)
+    cv, dist = random_params(RODEO), sg.Bernoulli(logits)
+    x = RODEO.sample(jax.random.key(0), dist)
+    fx, pull = jax.vjp(lambda x: f(x, w), x)
+    (dfx,) = pull(jnp.ones_like(fx))
+    estimate = jax.jit(RODEO.estimate)
+    g = estimate(cv, dist, x, fx, dfx)
+    for i, j in np.ndindex(2, 3):
+        alone = estimate(cv, sg.Bernoulli(logits[i, j]), x[:, i, j], fx[:, i, j], dfx[:, i, j])
+        np.testing.assert_allclose(g[i, j], alone, atol=1e-12)
+
+
+def test_outside_jax():
+    """sample + estimate, with values and gradients computed elsewhere."""
+    dist, cv = sg.Bernoulli(jnp.linspace(-1, 1, 4)), random_params(RODEO)
+    x = RODEO.sample(jax.random.key(0), dist)
+    outside = np.asarray(x, np.float64)
+    fx = jnp.asarray((outside**2).sum(-1), jnp.float32)
+    dfx = jnp.asarray(2 * outside, jnp.float32)
+    g = RODEO.estimate(cv, dist, x, fx, dfx)
+    inside_fx, pull = jax.vjp(lambda x: jnp.sum(x**2, axis=-1), x)
+    inside = RODEO.estimate(cv, dist, x, inside_fx, pull(jnp.ones_like(inside_fx))[0])
+    np.testing.assert_allclose(g, inside, rtol=1e-5, atol=1e-6)
+
+
+def test_vmap_jit_scan():
+    cv = RODEO.init(jax.random.key(0))
+
+    def loss(logits, key):
+        return sg.expectation(
+            lambda x: jnp.sum((x - 0.3) ** 2, axis=-1), sg.Bernoulli(logits), RODEO, cv, key=key
+        )
+
+    keys = jax.random.split(jax.random.key(1), 6)
+    logits = jnp.linspace(-2, 2, 24).reshape(6, 4)
+    mapped = jax.jit(jax.vmap(jax.grad(loss)))(logits, keys)
+    alone = jnp.stack([jax.grad(loss)(l, k) for l, k in zip(logits, keys, strict=True)])
+    np.testing.assert_allclose(mapped, alone, atol=1e-6)
+
+    def step(logits, key):
+        return logits - 0.5 * jax.grad(loss)(logits, key), loss(logits, key)
+
+    final, values = jax.lax.scan(step, jnp.zeros(4), jax.random.split(jax.random.key(2), 200))
+    assert float(values[-50:].mean()) < float(values[:50].mean())
+    assert bool(jnp.all(final < 0))
+
+
+def test_gradient_of_a_larger_loss():
+    """The expectation as one term, its parameters the output of something else."""
+    cv = RODEO.init(jax.random.key(0))
+
+    def loss(weights):
+        logits = jnp.tanh(weights @ jnp.ones(3))
+        g = sg.expectation(
+            lambda x: jnp.sum(x, axis=-1), sg.Bernoulli(logits), RODEO, cv, key=jax.random.key(1)
+        )
+        return jnp.sum(weights**2) + 3 * g
+
+    weights = jnp.full((4, 3), 0.2)
+    grad = jax.grad(loss)(weights)
+    _, inner = sg.value_and_grad(
+        lambda x: jnp.sum(x, axis=-1),
+        sg.Bernoulli(jnp.tanh(weights @ jnp.ones(3))),
+        RODEO,
+        cv,
+        key=jax.random.key(1),
+    )
+    chain = 3 * inner.parameters * (1 - jnp.tanh(0.6) ** 2)
+    np.testing.assert_allclose(grad, 2 * weights + chain[:, None], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.float64])
+@pytest.mark.parametrize("estimator", [RODEO, sg.RLOO(2), sg.Reinforce(1, "learned")])
+def test_types(dtype, estimator):
+    with jax.enable_x64(dtype == jnp.float64):
+        logits = jnp.linspace(-1, 1, 5).astype(dtype)
+        cv = estimator.init(jax.random.key(0))
+
+        def loss(logits, cv):
+            return sg.expectation(
+                lambda x: jnp.sum(x**2, axis=-1),
+                sg.Bernoulli(logits),
+                estimator,
+                cv,
+                key=jax.random.key(1),
+            )
+
+        g, cv_grad = jax.grad(loss, (0, 1))(logits, cv)
+        assert g.dtype == dtype
+        assert bool(jnp.all(jnp.isfinite(g.astype(jnp.float32))))
+        for ours, theirs in zip(jax.tree.leaves(cv_grad), jax.tree.leaves(cv), strict=True):
+            assert ours.dtype == theirs.dtype
+
+
+def test_float32_parameters_with_float64_logits():
+    with jax.enable_x64(False):
+        cv = RODEO.init(jax.random.key(0))
+    with jax.enable_x64(True):
+        _, grads = sg.value_and_grad(
+            lambda x: jnp.sum(x, axis=-1),
+            sg.Bernoulli(jnp.zeros(3, jnp.float64)),
+            RODEO,
+            cv,
+            key=jax.random.key(0),
+        )
+        assert grads.parameters.dtype == jnp.float64
+        assert grads.cv.alpha.dtype == jnp.float32
+
+
+def test_random_objective():
+    """f takes a key, and is given a new one for a new key of the expectation."""
+
+    def noisy(x, scale, *, key):
+        return jnp.sum(x, axis=-1) + scale * jax.random.normal(key, x.shape[:-1])
+
+    def loss(logits, scale, key):
+        return sg.expectation(noisy, sg.Bernoulli(logits), sg.RLOO(4), key=key, args=(scale,))
+
+    keys = jax.random.split(jax.random.key(0), 20_000)
+    grads = jax.jit(jax.vmap(jax.grad(loss), (None, None, 0)))(jnp.zeros(3), 1.0, keys)
+    error = grads.std(0) / np.sqrt(len(keys))
+    assert bool(jnp.all(jnp.abs(grads.mean(0) - 0.25) < 4.5 * error))
+    # A given key gives the same noise in value and gradient: ∂/∂scale is that noise.
+    value = lambda s: loss(jnp.zeros(3), s, keys[0])
+    slope = jax.grad(value)(1.0)
+    np.testing.assert_allclose(value(2.0) - value(1.0), slope, rtol=1e-4)
+
+
+def test_module_objective_and_integer_arguments():
+    mlp = eqx.nn.MLP(4, "scalar", 8, 1, key=jax.random.key(0))
+
+    def apply(x, mlp, power):
+        flat = jax.vmap(mlp)(x.reshape(-1, 4))
+        return flat.reshape(x.shape[:-1]) ** power
+
+    _, grads = sg.value_and_grad(
+        apply, sg.Bernoulli(jnp.zeros((3, 4))), sg.RLOO(2), key=jax.random.key(1), args=(mlp, 2)
+    )
+    assert grads.args[1] is None
+    assert grads.args[0].layers[0].weight.shape == (8, 4)
+    assert float(jnp.abs(grads.args[0].layers[0].weight).max()) > 0
+
+
+def test_moving_average_baseline():
+    """Gradient descent with step 1 − decay is the moving average."""
+    estimator = sg.Reinforce(2, baseline="moving_average")
+    params = estimator.init(jax.random.key(0))
+    dist, average = sg.Bernoulli(jnp.zeros((3, 4))), 0.0
+    for seed in range(5):
+        value, grads = estimator.value_and_grad(
+            lambda x: jnp.sum(x, axis=-1) + 5, dist, params, key=jax.random.key(seed)
+        )
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads.cv)
+        average = 0.9 * average + 0.1 * float(value)
+        np.testing.assert_allclose(params["baseline"], average, rtol=1e-5)
+
+
+def test_learned_baseline_lowers_the_variance():
+    estimator = sg.Reinforce(1, baseline="learned")
+    params, dist = estimator.init(jax.random.key(0)), sg.Bernoulli(jnp.zeros(4))
+
+    @jax.jit
+    def step(params, key):
+        _, grads = estimator.value_and_grad(
+            lambda x: jnp.sum(x, axis=-1) + 5, dist, params, key=key
+        )
+        return jax.tree.map(lambda p, g: p - 0.2 * g, params, grads.cv), None
+
+    params, _ = jax.lax.scan(step, params, jax.random.split(jax.random.key(1), 3000))
+    assert abs(float(params["baseline"]) - 7) < 0.5
+
+
+def test_memory_is_linear_in_d():
+    """The compiler's own figures for 8 × 4096 bits: below 200 MB, and twice those for 8 × 2048."""
+    estimator = sg.Rodeo(num_samples=2)
+    cv = estimator.init(jax.random.key(0))
+
+    def temporaries(d):
+        def run(logits, cv, key):
+            return sg.value_and_grad(
+                lambda x: jnp.sum(jnp.sin(x), axis=-1),
+                sg.Bernoulli(logits),
+                estimator,
+                cv,
+                key=key,
+            )
+
+        compiled = jax.jit(run).lower(jnp.zeros((8, d)), cv, jax.random.key(0)).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    small, large = temporaries(2048), temporaries(4096)
+    assert large < 200e6
+    assert large <= 2.3 * small
+
+
+class TestBadInput:
+    def test_one_sample(self):
+        for estimator in (sg.RLOO, sg.Rodeo):
+            with pytest.raises(ValueError, match="num_samples of 2 or more.*was given 1"):
+                estimator(num_samples=1)
+        with pytest.raises(ValueError, match="1 or more"):
+            sg.Reinforce(num_samples=0)
+
+    def test_logits_of_the_wrong_rank(self):
+        with pytest.raises(ValueError, match=r"\[\.\.\., d\].*shape \(\)"):
+            sg.Bernoulli(jnp.zeros(()))
+        with pytest.raises(ValueError, match=r"\[\.\.\., d, m\].*shape \(3,\)"):
+            sg.Categorical(jnp.zeros(3))
+        with pytest.raises(ValueError, match="at least 2 values"):
+            sg.Categorical(jnp.zeros((3, 1)))
+        with pytest.raises(ValueError, match="at least one coordinate"):
+            sg.Bernoulli(jnp.zeros((3, 0)))
+        with pytest.raises(TypeError, match="floating-point logits.*int32"):
+            sg.Bernoulli(jnp.zeros(3, jnp.int32))
+
+    def test_values(self):
+        with pytest.raises(ValueError, match="two or more distinct values"):
+            sg.Ordinal(jnp.zeros((2, 3)), (0, 1, 1))
+        with pytest.raises(ValueError, match="one logit for each value"):
+            sg.Ordinal(jnp.zeros((2, 3)), (0, 1))
+
+    @pytest.mark.parametrize("estimator", [sg.RLOO(2), sg.Rodeo(2)])
+    def test_shape_of_f(self, estimator):
+        cv = estimator.init(jax.random.key(0))
+        for wrong in (lambda x: x, lambda x: jnp.sum(x), lambda x: jnp.sum(x, -1, keepdims=True)):
+            with pytest.raises(ValueError, match=r"must return one number for each.*\(2, 3\)"):
+                sg.expectation(
+                    wrong, sg.Bernoulli(jnp.zeros((3, 4))), estimator, cv, key=jax.random.key(0)
+                )
+
+    def test_unnormalised(self):
+        dist = sg.FromLogProb(lambda p, x: p @ x, jnp.zeros(3), num_coordinates=3)
+        x = dist.enumerate()[:2]
+        with pytest.raises(ValueError, match="normalized=True"):
+            sg.RLOO(2).estimate(None, dist, x, jnp.zeros(2))
+
+    def test_no_sampler(self):
+        dist = sg.FromLogProb(lambda p, x: p @ x, jnp.zeros(3), num_coordinates=3, normalized=True)
+        with pytest.raises(ValueError, match="without a sampler"):
+            sg.value_and_grad(lambda x: x[..., 0], dist, sg.RLOO(2), key=jax.random.key(0))
+
+    def test_too_many_states(self):
+        with pytest.raises(ValueError, match=r"2\^21 states: at most 2\^20"):
+            sg.exact_expectation(lambda x: x[..., 0], sg.Bernoulli(jnp.zeros(21)))
+
+    def test_missing_parameters(self):
+        with pytest.raises(ValueError, match="estimator.init"):
+            sg.value_and_grad(
+                lambda x: x[..., 0], sg.Bernoulli(jnp.zeros(3)), sg.Rodeo(2), key=jax.random.key(0)
+            )
+        with pytest.raises(ValueError, match="estimator.init"):
+            sg.value_and_grad(
+                lambda x: x[..., 0],
+                sg.Bernoulli(jnp.zeros(3)),
+                sg.Reinforce(1, "learned"),
+                key=jax.random.key(0),
+            )
+
+    def test_shapes_for_estimate(self):
+        dist, x = sg.Bernoulli(jnp.zeros(3)), jnp.zeros((2, 3))
+        cv = sg.Rodeo(2).init(jax.random.key(0))
+        with pytest.raises(ValueError, match=r"samples of shape \(2, 3\)"):
+            sg.RLOO(2).estimate(None, dist, jnp.zeros((3, 3)), jnp.zeros(3))
+        with pytest.raises(ValueError, match=r"values of f of shape \(2,\)"):
+            sg.RLOO(2).estimate(None, dist, x, jnp.zeros((2, 1)))
+        with pytest.raises(ValueError, match="pass dfx"):
+            sg.Rodeo(2).estimate(cv, dist, x, jnp.zeros(2))
+        with pytest.raises(ValueError, match="ExactSurrogate evaluates"):
+            exact = sg.Rodeo(2, surrogate=sg.ExactSurrogate())
+            exact.estimate(exact.init(jax.random.key(0)), dist, x, jnp.zeros(2))
+
+    def test_surrogate_settings(self):
+        with pytest.raises(ValueError, match="1 or 2 hidden layers"):
+            sg.MLPSurrogate(layers=3)
+        with pytest.raises(ValueError, match="1 or more hidden"):
+            sg.PooledSurrogate(hidden=0)
+
+    def test_baseline(self):
+        with pytest.raises(ValueError, match="'moving_average' or 'learned'"):
+            sg.Reinforce(1, baseline="mean")
