@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -33,6 +34,24 @@ def rodeo_params(golden):
 def adapt(estimator, params, golden):
     dist = sg.Bernoulli(golden["logits"])
     return estimator.adapt(params, dist, golden["x"], golden["f"], golden["df"])
+
+
+def test_double_cv(golden):
+    g, cv = adapt(sg.DoubleCV(2), {"alpha": golden["alpha"]}, golden)
+    close(g, golden["grad_double_cv"])
+    close(cv["alpha"], golden["double_cv_dalpha"])
+
+
+def test_disarm(golden, monkeypatch):
+    """Its pair comes out of one uniform number for each bit, which we hand to it."""
+    dist, estimator = sg.Bernoulli(golden["logits"]), sg.DisARM(2)
+    monkeypatch.setattr(jax.random, "uniform", lambda *_: golden["u"][:1])
+    x = estimator.sample(jax.random.key(0), dist)
+    np.testing.assert_array_equal(x[0], golden["x"][0])
+    quadratic = jnp.einsum("...i,ij,...j->...", x, golden["A"], x)
+    fx = quadratic + x @ golden["c"] + 0.3 * jnp.sin(jnp.sum(x, axis=-1))
+    close(fx[0], golden["f"][0])
+    close(estimator.estimate(None, dist, x, fx), golden["grad_disarm"])
 
 
 def test_rloo(golden):

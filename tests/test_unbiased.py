@@ -63,6 +63,29 @@ def test_reinforce(baseline, num_samples):
     assert bias(sg.Reinforce(num_samples, baseline), dist) < 1e-8
 
 
+@pytest.mark.parametrize("num_samples", [2, 3, 4])
+def test_double_cv(num_samples):
+    dist = normalised_distributions()["bernoulli"]
+    estimator = sg.DoubleCV(num_samples)
+    assert bias(estimator, dist) < 1e-8
+
+    class Wrong(sg.DoubleCV):
+        """Without the mean of its control variate."""
+
+        def estimate(self, params, dist, x, fx, dfx=None, **inputs):
+            theta = jax.nn.sigmoid(dist.logits)
+            mean = params["alpha"] * theta * (1 - theta) * jnp.mean(dfx, axis=0)
+            return super().estimate(params, dist, x, fx, dfx, **inputs) + mean
+
+    assert bias(Wrong(num_samples), dist) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["bernoulli", "categorical3", "ordinal3"])
+@pytest.mark.parametrize("num_samples", [1, 2, 3])
+def test_local_expectation(name, num_samples):
+    assert bias(sg.LocalExpectation(num_samples), normalised_distributions()[name]) < 1e-8
+
+
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_rodeo_operators(name, operator):

@@ -4,9 +4,15 @@ from .distributions import Bernoulli as Bernoulli
 from .distributions import Categorical as Categorical
 from .distributions import FromLogProb as FromLogProb
 from .distributions import Ordinal as Ordinal
+from .estimators import ARMS as ARMS
 from .estimators import RLOO as RLOO
+from .estimators import DisARM as DisARM
+from .estimators import DoubleCV as DoubleCV
 from .estimators import Gradients as Gradients
+from .estimators import LocalExpectation as LocalExpectation
+from .estimators import Rebar as Rebar
 from .estimators import Reinforce as Reinforce
+from .estimators import Relax as Relax
 from .estimators import Rodeo as Rodeo
 from .exact import exact_expectation as exact_expectation
 from .exact import exact_gradient as exact_gradient

@@ -1,8 +1,14 @@
 """Estimators of the gradient of an expectation: one estimator, one file."""
 
+from .arms import ARMS as ARMS
 from .base import Estimator as Estimator
 from .base import Gradients as Gradients
+from .disarm import DisARM as DisARM
+from .double_cv import DoubleCV as DoubleCV
+from .local_expectation import LocalExpectation as LocalExpectation
+from .rebar import Rebar as Rebar
 from .reinforce import Reinforce as Reinforce
+from .relax import Relax as Relax
 from .rloo import RLOO as RLOO
 from .rodeo import Rodeo as Rodeo
 from .rodeo import RodeoParams as RodeoParams

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .base import Surrogate, Values, event_axes, mean_of_others, others
+from .piecewise import piecewise_linear
 
 
 class MLPSurrogate(Surrogate):
@@ -76,11 +77,20 @@ class MLPSurrogate(Surrogate):
         # t_j(x_k), then t_j at the neighbours of x_k.
         t_self = jnp.sum(df_j * (x - x[other]).astype(dfx.dtype), axis=event_axes(x, fx))
         t = t_self[..., None, None] + row.linear_change(df_j, x)
-        at_neighbours = self.network(params, f_j[..., None, None], t)
-        at_self = self.network(params, f_j, t_self)
+        return self._values(params, f_j, t_self, t, lambda h: jnp.mean(h, axis=0))
+
+    def _values(self, params, value, t_self, t, average=lambda h: h):
+        """H and H* at the neighbours and at the samples themselves."""
+        at_self = self.network(params, value, t_self)
+        if self.layers == 1:
+            cast = jax.tree.map(lambda p: p.astype(t.dtype), params)
+            points = t.reshape(*value.shape, -1)
+            outputs = piecewise_linear(cast, value, points, self.slope)
+            at_neighbours = [outputs[..., k, :].reshape(t.shape) for k in (0, 1)]
+        else:
+            at_neighbours = self.network(params, value[..., None, None], t)
         local, global_ = (
-            Values(jnp.mean(n, axis=0), jnp.mean(s, axis=0))
-            for n, s in zip(at_neighbours, at_self, strict=True)
+            Values(average(n), average(s)) for n, s in zip(at_neighbours, at_self, strict=True)
         )
         return local, global_
 
@@ -98,10 +108,7 @@ class PooledSurrogate(MLPSurrogate):
 
     def evaluate(self, params, row, x, fx, dfx, f=None):
         value, t_self, t = pool(row, x, fx, dfx)
-        at_neighbours = self.network(params, value[..., None, None], t)
-        at_self = self.network(params, value, t_self)
-        local, global_ = map(Values, at_neighbours, at_self)
-        return local, global_
+        return self._values(params, value, t_self, t)
 
 
 def pool(row, x, fx, dfx):

@@ -1,0 +1,225 @@
+"""Train binary VAEs with low-variance gradients, and look at what came out."""
+
+import argparse
+import dataclasses
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Literal, Union
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from . import data
+from .experiments import (
+    Config,
+    ConfigError,
+    Diverged,
+    RunError,
+    Schedule,
+    evaluate,
+    load_trained,
+    paper_settings,
+    train,
+)
+from .experiments.figures import image_grid, save_image
+from .experiments.train import evaluation_key
+from .models import reconstruct, sample_images
+
+DataDir = Annotated[
+    Path | None,
+    tyro.conf.arg(help="Where the datasets are (default: $STEINGRAD_DATA_DIR, then the cache)."),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """Train a binary VAE and write a run folder."""
+
+    config: Config
+    schedule: Schedule = Schedule()
+    preset: Literal["none", "paper"] = "none"
+    """`paper`: the published settings for this dataset, likelihood and number of layers; flags
+    given beside it win."""
+    layers: int | None = None
+    """Stochastic layers of 200 bits, with affine encoders and decoders if more than one (paper:
+    1 to 4). For other sizes: --layer-sizes."""
+    out: Path | None = None
+    """The run folder (default: a name made of the settings, under runs/)."""
+    resume: bool = False
+    """Go on with the run in that folder, from its newest good checkpoint."""
+    data_dir: DataDir = None
+    tensorboard: bool = False
+    """Also write the metrics for TensorBoard, into the run folder."""
+
+    def run(self) -> None:
+        out = self.out or Path("runs") / default_name(self.config)
+        finished = train(
+            self.config,
+            out,
+            schedule=self.schedule,
+            resume=self.resume,
+            data_dir=self.data_dir,
+            tensorboard=self.tensorboard,
+        )
+        print(finished.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+    """Bounds of a stored model on its test split (or another one)."""
+
+    run_folder: tyro.conf.Positional[Path]
+    """A folder that `steingrad train` wrote."""
+    samples: int = 100
+    """Samples of the importance-weighted bound (paper: 100)."""
+    split: Literal["train", "valid", "test"] = "test"
+    data_dir: DataDir = None
+
+    def run(self) -> None:
+        if self.samples < 1:
+            raise ConfigError(f"--samples must be 1 or more, not {self.samples}.")
+        run, task, step, state = load_trained(self.run_folder, self.data_dir)
+        images = getattr(task.dataset, self.split)
+        for number, seed in enumerate(run.config.seeds):
+            key = evaluation_key(seed, step)
+            bounds = evaluate(task.model(state, number), images, self.samples, key)
+            print(
+                json.dumps(
+                    {
+                        "step": step,
+                        "seed": seed,
+                        "split": self.split,
+                        "samples": self.samples,
+                        "elbo": bounds.elbo,
+                        "bound": bounds.bound,
+                    }
+                )
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Draw images from the prior, and reconstructions below their originals, as a PNG file."""
+
+    run_folder: tyro.conf.Positional[Path]
+    """A folder that `steingrad train` wrote."""
+    out: Path = Path("grid.png")
+    """The picture to write."""
+    columns: int = 10
+    """Images in a row."""
+    rows: int = 4
+    """Rows of samples from the prior; the rows below them alternate originals and
+    reconstructions."""
+    seed: int = 0
+    """For what is drawn."""
+    data_dir: DataDir = None
+
+    def run(self) -> None:
+        if min(self.columns, self.rows) < 1:
+            raise ConfigError(
+                f"--columns and --rows must be 1 or more, not {self.columns}, {self.rows}."
+            )
+        run, task, _, state = load_trained(self.run_folder, self.data_dir)
+        model = task.model(state, 0)
+        prior_key, observe_key, x_key = jax.random.split(jax.random.key(self.seed), 3)
+        drawn = np.asarray(sample_images(model, self.rows * self.columns, key=prior_key))
+        count = min(2 * self.columns, len(task.dataset.test))
+        chosen = np.linspace(0, len(task.dataset.test) - 1, count).astype(int)
+        originals = task.dataset.test[chosen]
+        y = model.likelihood.observe(observe_key, jnp.asarray(originals))
+        rebuilt = np.asarray(reconstruct(model, y, key=x_key))
+        rows = np.split(drawn, self.rows)
+        for half in np.array_split(np.arange(count), 2):
+            rows += [originals[half] / 255, rebuilt[half]]
+        save_image(image_grid(rows, task.dataset.image_shape), self.out)
+        print(self.out)
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Show which datasets are there, and where."""
+
+    action: tyro.conf.Positional[Literal["list"]]
+    """`list`: a line for each dataset."""
+    data_dir: DataDir = None
+
+    def run(self) -> None:
+        table = Table("dataset", "found", "images", "train / valid / test", "files", "where")
+        for entry in data.status(self.data_dir):
+            files = "as published" if entry.published else "not the published ones"
+            table.add_row(
+                entry.name,
+                "yes" if entry.found else "no",
+                "×".join(map(str, entry.image_shape)),
+                " / ".join(map(str, entry.splits)),
+                files if entry.found else "-",
+                entry.where,
+            )
+        Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def default_name(config: Config) -> str:
+    """A folder name that says what the run is.
+
+    >>> default_name(Config(dataset="mnist", seeds=(1, 2)))
+    'mnist-bernoulli-rodeo-k2-seed1+2'
+    """
+    layers = f"-layers{len(config.layer_sizes)}" if len(config.layer_sizes) > 1 else ""
+    seeds = "+".join(map(str, config.seeds))
+    return (
+        f"{config.dataset}-{config.likelihood}{layers}-{config.estimator}-k{config.samples}"
+        f"-seed{seeds}"
+    )
+
+
+def train_defaults(arguments: list[str]) -> Config:
+    """Defaults of `train`, which depend on --preset, --layers and what they are applied to."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--preset", default="none")
+    first.add_argument("--layers", type=int)
+    first.add_argument("--dataset", default=Config.dataset)
+    first.add_argument("--likelihood", default=Config.likelihood)
+    given, _ = first.parse_known_args(arguments)
+    layers = given.layers or 1
+    if given.layers is not None and given.layers < 1:
+        raise ConfigError(f"--layers must be 1 or more, not {given.layers}.")
+    settings = paper_settings(given.dataset, given.likelihood, layers)
+    if given.preset != "paper":
+        settings = {k: settings[k] for k in ("layer_sizes", "hidden")}
+    return Config(**settings)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: errors that a user can act on become a sentence and a non-zero exit."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    warnings.showwarning = lambda message, *_, **__: console.print(
+        f"[yellow]warning:[/] {message}", markup=True
+    )
+    try:
+        default = Train(train_defaults(arguments) if arguments[:1] == ["train"] else Config())
+        named = tyro.conf.subcommand
+        commands = Union[  # noqa: UP007 (built at run time, for the default)
+            Annotated[Train, named("train", default=default)],
+            Annotated[Evaluate, named("evaluate")],
+            Annotated[Sample, named("sample")],
+            Annotated[Data, named("data")],
+        ]
+        flat = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
+        tyro.cli(commands, args=arguments, prog="steingrad", description=__doc__, config=flat).run()
+    except (ConfigError, RunError, Diverged, data.DataError) as error:
+        console.print(f"[red]error:[/] {error}")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        console.print("stopped. Checkpoints are kept: go on with --resume.")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""REBAR: REINFORCE with f at a continuous relaxation of the state as control variate."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ..distributions import Bernoulli, Categorical
+from ..distributions.base import Distribution, compute_dtype
+from .base import Estimator, check_num_samples, check_params, check_samples, weighted_mean
+
+
+class Rebar(Estimator):
+    r"""$g = \frac1K \sum_k (f(x_k) - c(\tilde z_k)) \, s(x_k) + \nabla_\eta c(z_k) - \nabla_\eta
+    c(\tilde z_k)$ with $c(z) = \text{scale} \cdot f(\sigma(z / \text{temperature}))$.
+
+    Bits are $x = 1[z > 0]$ with $z = \text{logits} + $ logistic noise; $\tilde z$ is drawn anew
+    given $x$, and its dependence on the logits is differentiated too. Categories are the argmax of
+    $z = \log q + $ Gumbel noise, with softmax in place of $\sigma$. Scale and temperature are
+    learned, the latter as its logarithm; they start at 1 and 0.1.
+
+    $f$ must accept relaxed states, be differentiable there (twice, for the gradient of scale and
+    temperature), and is evaluated at $x$, $z$ and $\tilde z$: three times for each sample. For
+    `Bernoulli` and `Categorical`.
+
+    Reference: Tucker, Mnih, Maddison, Lawson, Sohl-Dickstein, "REBAR: Low-variance, unbiased
+    gradient estimates for discrete latent variable models", NeurIPS 2017.
+
+    >>> import jax, jax.numpy as jnp, steingrad as sg
+    >>> estimator = Rebar()
+    >>> params = estimator.init(jax.random.key(0))
+    >>> f = lambda x: -jnp.sum((x - 0.45) ** 2, axis=-1)
+    >>> value, grads = estimator.value_and_grad(
+    ...     f, sg.Bernoulli(jnp.zeros(5)), params, key=jax.random.key(1))
+    >>> grads.parameters.shape, sorted(grads.cv)
+    ((5,), ['log_temperature', 'scale'])
+    """
+
+    num_samples: int = eqx.field(static=True, default=1)
+    distributions: ClassVar = (Bernoulli, Categorical)
+
+    def __check_init__(self):
+        check_num_samples(
+            type(self).__name__, self.num_samples, 1, "the points at which f is evaluated"
+        )
+
+    @property
+    def needs_gradient(self):
+        return True
+
+    def num_evaluations(self, dist):
+        return 3 * self.num_samples
+
+    def init(self, key: PRNGKeyArray) -> dict[str, Any]:
+        return {"log_temperature": jnp.log(0.1), "scale": jnp.ones(())}
+
+    def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None, context=None):
+        check_samples(self, dist, x, fx)
+        control = at_relaxed_points(self, params, dist, f)
+        check_params(self, params, "log_temperature", "scale")
+        return relaxed_estimate(control, dist, x, fx, key)
+
+
+Control = Callable[[Float[Array, "2 samples ..."]], Float[Array, "2 samples ..."]]
+"""c, from z and z̃ side by side to its two values."""
+
+
+def relaxed_estimate(
+    control: Control,
+    dist: Distribution,
+    x: Float[Array, "samples ..."],
+    signal: Float[Array, "samples ..."],
+    key: PRNGKeyArray | None,
+) -> Float[Array, "..."]:
+    r"""$\frac1K \sum_k (r_k - c(\tilde z_k)) \, s(x_k) + \nabla_\eta c(z_k) - \nabla_\eta
+    c(\tilde z_k)$, where $r_k$, the `signal`, is f with or without a baseline."""
+    if key is None:
+        raise ValueError("REBAR and RELAX draw noise: pass key=... to `estimate`.")
+    logits = dist.parameters.astype(compute_dtype(dist.parameters))
+    logits = jnp.broadcast_to(logits, x.shape)  # a copy for each sample, hence a gradient for each
+    draw = jax.random.logistic if isinstance(dist, Bernoulli) else jax.random.gumbel
+    noise, noise_tilde = draw(key, (2, *x.shape), logits.dtype)
+    # z has the law of z given x too, x being a sample: draw it so, and keep the noise of that z.
+    noise = conditional(dist, logits, x, noise) - location(dist, logits)
+
+    def difference(logits):
+        z = location(dist, logits) + noise
+        z_tilde = conditional(dist, logits, x, noise_tilde)
+        c, c_tilde = control(jnp.stack([z, z_tilde]))
+        return jnp.sum(c - c_tilde), c_tilde
+
+    reparameterised, c_tilde = jax.grad(difference, has_aux=True)(logits)
+    return weighted_mean(signal - c_tilde, dist.score(x)) + jnp.mean(reparameterised, axis=0)
+
+
+def location(dist: Distribution, logits: Array) -> Array:
+    """What the noise is added to."""
+    return logits if isinstance(dist, Bernoulli) else jax.nn.log_softmax(logits)
+
+
+def conditional(dist: Distribution, logits: Array, x: Array, noise: Array) -> Array:
+    """z given x, as a function of the logits and of fresh noise."""
+    x = x.astype(logits.dtype)
+    if isinstance(dist, Bernoulli):
+        # x = 1: log(v / ((1 − v)(1 − θ)) + 1), a logistic variable that is known to be positive.
+        sign = 2 * x - 1
+        return sign * jax.nn.softplus(noise + jax.nn.softplus(sign * logits))
+    # The largest entry has a law of its own, standard Gumbel; the others are cut off below it.
+    top = jnp.sum(x * noise, axis=-1, keepdims=True)
+    below = -jnp.logaddexp(-jax.nn.log_softmax(logits) - noise, -top)
+    return jnp.where(x > 0, top, below)
+
+
+def relaxed(params: dict[str, Any], dist: Distribution, z: Array) -> Array:
+    """σ(z / temperature), or softmax: states on the inside of the cube or the simplex."""
+    z = z / jnp.exp(params["log_temperature"].astype(z.dtype))
+    return jax.nn.sigmoid(z) if isinstance(dist, Bernoulli) else jax.nn.softmax(z)
+
+
+def at_relaxed_points(
+    estimator: Estimator, params: Any, dist: Distribution, f: Callable[[Array], Array] | None
+) -> Control:
+    """scale · f(σ(z / temperature)), at z and z̃ in one call."""
+    if f is None:
+        raise ValueError(
+            f"{type(estimator).__name__} evaluates f at relaxed points, between the states, so "
+            "that values at the samples are not enough: use `value_and_grad` or `expectation`."
+        )
+
+    def control(z):
+        fz = jax.vmap(f)(relaxed(params, dist, z).astype(dist.dtype))
+        return params["scale"].astype(z.dtype) * fz.astype(z.dtype)
+
+    return control

@@ -1,0 +1,479 @@
+"""DoubleCV, DisARM, ARMS, REBAR, RELAX and local expectation: proofs, refusals, extremes."""
+
+from decimal import Decimal, localcontext
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+from problems import batched, largest_difference, normal, normalised_distributions, objective
+from significance import gradient_z_scores, passes, z_scores
+
+import steingrad as sg
+from steingrad.estimators import arms, rebar, relax
+
+SKEWED = np.array([0.02, 0.3, 0.7, 0.98])
+SURROGATE = sg.MLPSurrogate(hidden=6)
+BITS = {
+    "double_cv": sg.DoubleCV(3),
+    "disarm": sg.DisARM(4),
+    "arms": sg.ARMS(3),
+    "local_expectation": sg.LocalExpectation(2),
+    "rebar": sg.Rebar(2),
+    "relax": sg.Relax(2, num_inputs=4, context_size=3),
+    "modified_relax": sg.Relax(3, surrogate=SURROGATE),
+}
+CATEGORIES = {
+    "local_expectation": sg.LocalExpectation(2),
+    "rebar": sg.Rebar(2),
+    "relax": sg.Relax(2, num_inputs=6, context_size=3),
+    "modified_relax": sg.Relax(3, surrogate=SURROGATE),
+}
+
+
+def bits():
+    return sg.Bernoulli(jnp.log(SKEWED / (1 - SKEWED)))
+
+
+def categories():
+    return sg.Categorical(1.5 * normal(3, (2, 3)))
+
+
+def moved(estimator, seed=0):
+    """Parameters away from where they start, but not so far that noise hides a bias."""
+    params = estimator.init(jax.random.key(seed))
+    leaves, structure = jax.tree.flatten(params)
+    leaves = [leaf + 0.2 * normal(seed + 80 + i, leaf.shape) for i, leaf in enumerate(leaves)]
+    params = jax.tree.unflatten(structure, leaves)
+    if params is not None and "log_temperature" in params:
+        params |= {"log_temperature": jnp.log(0.6), "scale": jnp.asarray(0.8)}
+    return params
+
+
+def context_for(estimator, batch=()):
+    size = getattr(estimator, "context_size", 0)
+    return normal(90, (*batch, size)) if size else None
+
+
+def scores(estimator, dist, params=None):
+    params = moved(estimator) if params is None else params
+    return gradient_z_scores(estimator, params, dist, objective(dist), context_for(estimator))
+
+
+@pytest.mark.usefixtures("x64")
+class TestUnbiased:
+    """400,000 draws against the exact gradient; each wrong variant fails the same test."""
+
+    @pytest.mark.parametrize("num_samples", [2, 4])
+    def test_disarm(self, num_samples):
+        assert passes(scores(sg.DisARM(num_samples), bits()))
+
+    @pytest.mark.parametrize("num_samples", [2, 3, 6])
+    def test_arms(self, num_samples):
+        assert passes(scores(sg.ARMS(num_samples), bits()))
+
+    @pytest.mark.parametrize("num_samples", [1, 3])
+    @pytest.mark.parametrize("dist", [bits, categories])
+    def test_rebar(self, dist, num_samples):
+        assert passes(scores(sg.Rebar(num_samples), dist()))
+
+    @pytest.mark.parametrize("dist", [bits, categories])
+    def test_relax(self, dist):
+        estimator = (BITS if dist is bits else CATEGORIES)["relax"]
+        assert passes(scores(estimator, dist()))
+
+    @pytest.mark.parametrize("num_samples", [2, 3])
+    @pytest.mark.parametrize("dist", [bits, categories])
+    def test_modified_relax(self, dist, num_samples):
+        assert passes(scores(sg.Relax(num_samples, surrogate=SURROGATE), dist()))
+
+    def test_where_they_start(self):
+        for estimator in (sg.Rebar(), BITS["relax"]):
+            assert passes(scores(estimator, bits(), estimator.init(jax.random.key(0))))
+
+    def test_disarm_without_its_factor(self):
+        class Wrong(sg.DisARM):
+            def estimate(self, params, dist, *args, **kwargs):
+                grad = super().estimate(params, dist, *args, **kwargs)
+                return grad / jax.nn.sigmoid(jnp.abs(dist.logits))
+
+        assert not passes(scores(Wrong(2), bits()))
+
+    def test_arms_without_debiasing(self, monkeypatch):
+        monkeypatch.setattr(arms, "debias", lambda logits, num_samples: jnp.ones_like(logits))
+        assert not passes(scores(sg.ARMS(3), bits()))
+
+    @pytest.mark.parametrize("dist", [bits, categories])
+    @pytest.mark.parametrize("name", ["rebar", "relax", "modified_relax"])
+    def test_z_tilde_not_differentiated(self, dist, name, monkeypatch):
+        right = rebar.conditional
+        wrong = lambda dist, logits, x, noise: jax.lax.stop_gradient(right(dist, logits, x, noise))
+        monkeypatch.setattr(rebar, "conditional", wrong)
+        assert not passes(scores((BITS if dist is bits else CATEGORIES)[name], dist()))
+
+    @pytest.mark.parametrize("dist", [bits, categories])
+    def test_z_tilde_not_given_x(self, dist, monkeypatch):
+        wrong = lambda dist, logits, x, noise: rebar.location(dist, logits) + noise
+        monkeypatch.setattr(rebar, "conditional", wrong)
+        assert not passes(scores(sg.Rebar(), dist()))
+
+    def test_a_surrogate_that_sees_its_own_sample(self, monkeypatch):
+        monkeypatch.setattr(relax, "others", lambda num_samples: jnp.arange(num_samples)[None])
+        assert not passes(scores(sg.Relax(2, surrogate=SURROGATE), bits()))
+
+
+@pytest.mark.usefixtures("x64")
+class TestSamples:
+    @pytest.mark.parametrize(
+        "estimator", [sg.DisARM(2), sg.ARMS(2), sg.ARMS(3), sg.ARMS(6)], ids=str
+    )
+    def test_marginals_and_pairs(self, estimator):
+        """Each sample is exact, and two of them are both 1 as often as they should be."""
+        others, theta = estimator.num_samples - 1, SKEWED
+        rare = np.minimum(theta, 1 - theta)
+        both_rare = np.maximum(2 * rare ** (1 / others) - 1, 0) ** others
+        both = np.where(theta < 0.5, both_rare, 2 * theta - 1 + both_rare)
+
+        # A pair that never happens has no standard error: shift it by independent noise.
+        def draw(key):
+            x = estimator.sample(key, bits())
+            noise = 1e-3 * jax.random.normal(key, (2, 4))
+            return jnp.stack([jnp.mean(x, axis=0), x[0] * x[-1]]) + noise
+
+        assert passes(z_scores(draw, jnp.asarray([theta, both])))
+
+    def test_conditional_noise(self):
+        """z given a sample x lies where it gives x, and has the law of z itself."""
+        thresholds = jnp.asarray([-3.0, -1.0, -0.2, 0.0, 0.7, 2.5])
+        for dist, draw_noise in ((bits(), jax.random.logistic), (categories(), jax.random.gumbel)):
+            x = dist.sample(jax.random.key(0), (1000,))
+            noise = draw_noise(jax.random.key(1), x.shape)
+            z = rebar.conditional(dist, dist.logits, x, noise)
+            back = z > 0 if z.ndim == 2 else z == jnp.max(z, axis=-1, keepdims=True)
+            assert bool(jnp.all(back == (x > 0)))
+
+            location = rebar.location(dist, dist.logits)[..., None]
+            if z.ndim == 2:
+                law = jax.nn.sigmoid(thresholds - location)
+            else:
+                law = jnp.exp(-jnp.exp(location - thresholds))
+
+            def draw(key, dist=dist, draw_noise=draw_noise):
+                x_key, noise_key = jax.random.split(key)
+                x = dist.sample(x_key)
+                noise = draw_noise(noise_key, x.shape)
+                below = rebar.conditional(dist, dist.logits, x, noise)[..., None] < thresholds
+                return below.astype(x.dtype)
+
+            assert passes(z_scores(draw, law))
+
+    def test_arms_of_two_is_disarm(self):
+        dist = batched(bits(), 50)
+        x = sg.DisARM(2).sample(jax.random.key(0), dist)
+        fx = objective(bits())(x)
+        ours, theirs = (e.estimate(None, dist, x, fx) for e in (sg.ARMS(2), sg.DisARM(2)))
+        assert float(jnp.abs(ours).max()) > 0.1
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-15)
+
+    def test_any_even_number_of_pairs(self):
+        dist, one = bits(), sg.DisARM(2)
+        x = sg.DisARM(6).sample(jax.random.key(0), dist)
+        fx = objective(dist)(x)
+        pairs = [one.estimate(None, dist, x[k::3], fx[k::3]) for k in range(3)]
+        g = sg.DisARM(6).estimate(None, dist, x, fx)
+        np.testing.assert_allclose(g, np.mean(pairs, axis=0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("num_samples", [2, 3, 4, 10, 1000])
+def test_arms_debias_is_stable(num_samples):
+    """θ(1−θ)/(θ − P(both 1)) in float32 against 60 digits."""
+    logits = np.concatenate([[-40.0, -20.0, 20.0, 40.0], np.linspace(-9, 9, 37)])
+
+    def definition(logit):
+        with localcontext() as digits:
+            digits.prec = 60
+            theta = 1 / (1 + Decimal(-logit).exp())
+            power = Decimal(1) / (num_samples - 1)
+            both_rare = lambda p: max(2 * p**power - 1, Decimal(0)) ** (num_samples - 1)
+            low = theta < Decimal("0.5")
+            both = both_rare(theta) if low else 2 * theta - 1 + both_rare(1 - theta)
+            return float(theta * (1 - theta) / (theta - both))
+
+    ours = arms.debias(jnp.asarray(logits, jnp.float32), num_samples)
+    np.testing.assert_allclose(ours, [definition(logit) for logit in logits], rtol=2e-6)
+
+
+@pytest.mark.usefixtures("x64")
+class TestRelations:
+    @pytest.mark.parametrize("name", ["bernoulli", "categorical3", "ordinal3"])
+    def test_local_expectation_is_rodeo_with_its_own_scan(self, name):
+        dist = normalised_distributions()[name]
+        f, x = objective(dist), dist.enumerate()[None]
+        batch = batched(dist, x.shape[1])
+        x = jnp.concatenate([x, x[:, ::-1]])
+        rodeo = sg.Rodeo(2, sg.Gibbs("own"), sg.ExactSurrogate(), loo=False, local=False)
+        params = sg.estimators.RodeoParams(None, jnp.zeros(()), jnp.ones(()))
+        theirs = rodeo.estimate(params, batch, x, f(x), f=f)
+        np.testing.assert_allclose(
+            sg.LocalExpectation(2).estimate(None, batch, x, f(x), f=f), theirs, atol=1e-12
+        )
+
+    @pytest.mark.parametrize("estimator", [sg.DoubleCV(3), sg.Relax(3, surrogate=SURROGATE)])
+    def test_starts_as_rloo(self, estimator):
+        key, f = jax.random.key(0), objective(bits())
+        _, ours = estimator.value_and_grad(f, bits(), estimator.init(key), key=key)
+        _, rloo = sg.RLOO(3).value_and_grad(f, bits(), key=key)
+        np.testing.assert_allclose(ours.parameters, rloo.parameters, rtol=1e-12)
+
+    def test_relax_without_its_network_is_rebar(self):
+        estimator, key, f = BITS["relax"], jax.random.key(0), objective(bits())
+        params = moved(estimator)
+        params["network"] = jax.tree.map(jnp.zeros_like, params["network"])
+        _, ours = estimator.value_and_grad(
+            f, bits(), params, key=key, context=context_for(estimator)
+        )
+        del params["network"]
+        _, theirs = BITS["rebar"].value_and_grad(f, bits(), params, key=key)
+        np.testing.assert_allclose(ours.parameters, theirs.parameters, rtol=1e-12)
+        assert largest_difference({name: ours.cv[name] for name in theirs.cv}, theirs.cv) < 1e-12
+
+    def test_the_network_sees_the_context(self):
+        estimator, key, f = BITS["relax"], jax.random.key(0), objective(bits())
+        params, context = moved(estimator), context_for(estimator)
+        a, b = (
+            estimator.value_and_grad(f, bits(), params, key=key, context=c)[1].parameters
+            for c in (context, context + 1)
+        )
+        assert float(jnp.abs(a - b).max()) > 1e-3
+
+
+LEARNED = ["double_cv", "rebar", "relax", "modified_relax"]
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("dist", "name"), [(bits, name) for name in LEARNED] + [(categories, n) for n in LEARNED[1:]]
+)
+def test_cv_gradient_is_that_of_the_mean_square(dist, name):
+    """By finite differences, along each scalar and along random directions for the networks."""
+    estimator = (BITS if dist is bits else CATEGORIES)[name]
+    dist, f = batched(dist(), 3), objective(dist())
+    context = context_for(estimator, (3,))
+
+    @jax.jit
+    def grads(params):
+        key = jax.random.key(3)
+        return estimator.value_and_grad(f, dist, params, key=key, context=context)[1]
+
+    params = moved(estimator)
+    flat, unravel = ravel_pytree(params)
+    slope, _ = ravel_pytree(grads(params).cv)
+    directions = [jnp.eye(flat.size)[i] for i in range(min(flat.size, 2))]
+    directions += [normal(100 + i, flat.size) for i in range(6)]
+    step = 1e-6
+    for direction in directions:
+        up, down = (
+            jnp.mean(grads(unravel(flat + s * direction)).parameters ** 2) for s in (step, -step)
+        )
+        np.testing.assert_allclose(
+            slope @ direction, (up - down) / (2 * step), rtol=1e-5, atol=1e-8
+        )
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", BITS)
+def test_expectation_agrees_with_value_and_grad(name):
+    estimator = BITS[name]
+    logits, w, key = normal(0, (2, 4)), normal(1, 4), jax.random.key(3)
+    cv, context = moved(estimator), context_for(estimator, (2,))
+
+    def f(x, w, key):  # a random objective: the same noise wherever it is evaluated
+        noise = jax.random.normal(key, w.shape)
+        return jnp.sum(w * x, axis=-1) ** 2 + jnp.sin(jnp.sum((1 + noise) * x, axis=-1))
+
+    def loss(logits, cv, w):
+        q = sg.Bernoulli(logits)
+        return sg.expectation(f, q, estimator, cv, key=key, args=(w,), context=context)
+
+    value, grads = sg.value_and_grad(
+        f, sg.Bernoulli(logits), estimator, cv, key=key, args=(w,), context=context
+    )
+    value2, (g, w_grad) = jax.jit(jax.value_and_grad(loss, (0, 2)))(logits, cv, w)
+    np.testing.assert_allclose(value, value2)
+    np.testing.assert_allclose(loss(logits, cv, w), value)  # undifferentiated: the same samples
+    assert largest_difference((g, w_grad), (grads.parameters, grads.args[0])) < 1e-10
+    if cv is not None:
+        cv_grad = jax.grad(loss, argnums=1)(logits, cv, w)
+        assert largest_difference(cv_grad, grads.cv) < 1e-10
+    # The further arguments of f feel the samples alone, not the relaxed points.
+    x = estimator.sample(jax.random.split(key, 3)[0], sg.Bernoulli(logits))
+    direct = jax.grad(lambda w: jnp.mean(f(x, w, jax.random.split(key, 3)[1])))(w)
+    np.testing.assert_allclose(grads.args[0], direct, rtol=1e-10)
+
+
+EXTREME = {
+    "bits": np.array([-40.0, 40.0, 0.3, -40.0]),
+    "categories": np.array([[-40.0, 40.0, 0.0], [40.0, 40.0, -40.0]]),
+}
+EVERYTHING = [("bits", name) for name in BITS] + [("categories", name) for name in CATEGORIES]
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERYTHING)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_extreme_logits(kind, name, dtype):
+    """Finite results of the right type, whatever the batch's rank, in jit, vmap and scan."""
+    with jax.enable_x64(dtype == "float64"):
+        estimator = (BITS if kind == "bits" else CATEGORIES)[name]
+        make = sg.Bernoulli if kind == "bits" else sg.Categorical
+        logits = jnp.asarray(np.stack([EXTREME[kind]] * 6), dtype)
+        logits = logits.reshape(2, 3, *EXTREME[kind].shape)
+        cv = estimator.init(jax.random.key(0))
+        context = context_for(estimator, (2, 3))
+        context = None if context is None else context.astype(dtype)
+        axes = (-1,) if kind == "bits" else (-2, -1)
+        f = lambda x: 10 * jnp.sum(x, axis=axes) ** 2
+
+        def one(logits, context, key):
+            return estimator.value_and_grad(f, make(logits), cv, key=key, context=context)
+
+        @jax.jit
+        def run(logits, context, key):
+            keys = jax.random.split(key, 50)
+            _, whole = jax.lax.scan(lambda _, k: (None, one(logits, context, k)), None, keys)
+            each = jax.vmap(one, (0, None if context is None else 0, None))(logits, context, key)
+            return whole, each
+
+        whole, each = run(logits, context, jax.random.key(1))
+        assert whole[1].parameters.shape == (50, *logits.shape)
+        assert each[1].parameters.shape == logits.shape
+        assert whole[1].parameters.dtype == logits.dtype
+        assert bool(jnp.any(whole[1].parameters != 0))
+        for leaf in jax.tree.leaves((whole, each)):
+            assert bool(jnp.all(jnp.isfinite(leaf)))
+
+
+class TestCosts:
+    @pytest.mark.parametrize(("kind", "name"), EVERYTHING)
+    def test_number_of_evaluations(self, kind, name):
+        """As counted while it runs."""
+        estimator = (BITS if kind == "bits" else CATEGORIES)[name]
+        dist = sg.Bernoulli(jnp.zeros(4)) if kind == "bits" else sg.Categorical(jnp.zeros((2, 3)))
+        axes = tuple(range(-dist.event_ndim, 0))
+        seen = []
+
+        def f(x):
+            jax.debug.callback(lambda x: seen.append(x.shape[0]), x)
+            return jnp.sum(x, axis=axes)
+
+        cv, context = estimator.init(jax.random.key(0)), context_for(estimator)
+        context = None if context is None else context.astype(jnp.float32)
+        _, grads = estimator.value_and_grad(f, dist, cv, key=jax.random.key(1), context=context)
+        jax.block_until_ready(grads)
+        jax.effects_barrier()
+        assert sum(seen) == estimator.num_evaluations(dist)
+
+    def test_gradient_needed(self):
+        free = [name for name, estimator in BITS.items() if not estimator.needs_gradient]
+        assert free == ["disarm", "arms", "local_expectation"]
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("estimator", "dist", "sentence"),
+        [
+            (sg.DisARM(2), "categorical", "DisARM works on Bernoulli, but was given Categorical"),
+            (sg.ARMS(2), "ordinal", "ARMS works on Bernoulli, but was given Ordinal"),
+            (sg.DoubleCV(2), "general", "DoubleCV works on Bernoulli, but was given FromLogProb"),
+            (sg.Rebar(2), "ordinal", "Rebar works on Bernoulli and Categorical, but was given"),
+            (
+                sg.Relax(2, num_inputs=2),
+                "general",
+                "Relax works on Bernoulli and Categorical, but was given FromLogProb",
+            ),
+            (
+                sg.LocalExpectation(2),
+                "general",
+                "LocalExpectation works on Bernoulli, Categorical and Ordinal, but was given From",
+            ),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_distributions(self, estimator, dist, sentence):
+        dist = {
+            "categorical": sg.Categorical(jnp.zeros((2, 3))),
+            "ordinal": sg.Ordinal(jnp.zeros((2, 3)), (0.0, 1.0, 2.0)),
+            "general": sg.FromLogProb(
+                lambda p, x: p @ x,
+                jnp.zeros(2),
+                num_coordinates=2,
+                sampler=lambda key, p: jnp.zeros(2),
+                normalized=True,
+            ),
+        }[dist]
+        f = lambda x: jnp.sum(x, axis=tuple(range(-dist.event_ndim, 0)))
+        key, cv = jax.random.key(0), estimator.init(jax.random.key(0))
+        x = dist.enumerate()[:2]
+        for attempt in (
+            lambda: estimator.sample(key, dist),
+            lambda: estimator.estimate(cv, dist, x, f(x), x, key=key, f=f),
+            lambda: sg.value_and_grad(f, dist, estimator, cv, key=key),
+            lambda: sg.expectation(f, dist, estimator, cv, key=key),
+        ):
+            with pytest.raises(ValueError, match=sentence):
+                attempt()
+
+    @pytest.mark.parametrize(
+        ("make", "sentence"),
+        [
+            (lambda: sg.DoubleCV(1), "DoubleCV needs num_samples of 2 or more"),
+            (lambda: sg.DisARM(3), "DisARM needs an even num_samples"),
+            (lambda: sg.DisARM(0), "DisARM needs num_samples of 2 or more"),
+            (lambda: sg.ARMS(1), "ARMS needs num_samples of 2 or more"),
+            (lambda: sg.LocalExpectation(0), "LocalExpectation needs num_samples of 1 or more"),
+            (lambda: sg.Rebar(0), "Rebar needs num_samples of 1 or more"),
+            (lambda: sg.Relax(0, num_inputs=3), "Relax needs num_samples of 1 or more"),
+            (lambda: sg.Relax(), "pass num_inputs=d for Bernoulli"),
+            (lambda: sg.Relax(num_inputs=3, hidden=0), "1 or more hidden units"),
+            (lambda: sg.Relax(surrogate=SURROGATE), "num_samples of 2 or more"),
+            (lambda: sg.Relax(2, num_inputs=3, surrogate=SURROGATE), "given both"),
+            (lambda: sg.Relax(2, surrogate=sg.PooledSurrogate()), "not a PooledSurrogate"),
+        ],
+    )
+    def test_settings(self, make, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            make()
+
+    def test_estimate_alone(self):
+        """Those that need f elsewhere than at the samples say so; modified RELAX does not."""
+        dist, key = sg.Bernoulli(jnp.zeros(4)), jax.random.key(0)
+        for name in ("rebar", "relax", "local_expectation"):
+            estimator = BITS[name]
+            x = estimator.sample(key, dist)
+            with pytest.raises(ValueError, match="use `value_and_grad` or `expectation`"):
+                estimator.estimate(estimator.init(key), dist, x, x[:, 0], x)
+        modified = BITS["modified_relax"]
+        x = modified.sample(key, dist)
+        g = modified.estimate(modified.init(key), dist, x, x[:, 0], jnp.ones_like(x), key=key)
+        assert g.shape == (4,)
+        with pytest.raises(ValueError, match="draw noise: pass key"):
+            modified.estimate(modified.init(key), dist, x, x[:, 0], x)
+
+    def test_parameters(self):
+        f, dist, key = lambda x: x[..., 0], sg.Bernoulli(jnp.zeros(4)), jax.random.key(0)
+        for name in LEARNED:
+            with pytest.raises(
+                ValueError, match=r"pass the parameters that `estimator.init\(key\)`"
+            ):
+                sg.value_and_grad(f, dist, BITS[name], key=key)
+        with pytest.raises(ValueError, match=r"network\), not \['log_temperature', 'scale'\]"):
+            sg.value_and_grad(f, dist, BITS["relax"], BITS["rebar"].init(key), key=key)
+
+    def test_inputs_of_the_network(self):
+        f, dist, key = lambda x: x[..., 0], sg.Bernoulli(jnp.zeros((2, 4))), jax.random.key(0)
+        small, right = sg.Relax(num_inputs=3), BITS["relax"]
+        with pytest.raises(ValueError, match="build it with num_inputs=4"):
+            sg.value_and_grad(f, dist, small, small.init(key), key=key)
+        for context in (None, jnp.zeros(3), jnp.zeros((2, 5))):
+            with pytest.raises(ValueError, match=r"context of shape \(2, 3\)"):
+                sg.value_and_grad(f, dist, right, right.init(key), key=key, context=context)

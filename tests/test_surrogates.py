@@ -1,0 +1,67 @@
+"""The fast network against the plain one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import largest_difference, normal
+
+import steingrad as sg
+from steingrad.surrogates.piecewise import piecewise_linear
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 2e-5), (jnp.float64, 1e-12)])
+@pytest.mark.parametrize("shape", [(7,), (3, 2, 11), (2, 1, 3, 5)])
+def test_piecewise_linear_is_the_network(dtype, tolerance, shape):
+    """Outputs, and gradients with respect to parameters and both inputs."""
+    with jax.enable_x64(dtype == jnp.float64):
+        surrogate = sg.MLPSurrogate(hidden=13)
+        params = {
+            "w_in": normal(0, (2, 13)),
+            "b_in": normal(1, 13),
+            "w_out": normal(2, (13, 2)),
+            "b_out": normal(3, 2),
+        }
+        inputs = (params, normal(4, shape[:-1]), normal(5, shape))
+        inputs = jax.tree.map(lambda leaf: leaf.astype(dtype), inputs)
+        cotangent = normal(6, (*shape[:-1], 2, shape[-1])).astype(dtype)
+
+        def plain(params, value, linear):
+            return jnp.stack(surrogate.network(params, value[..., None], linear), axis=-2)
+
+        fast = lambda p, v, t: piecewise_linear(p, v, t, surrogate.slope)
+        expected, plain_vjp = jax.vjp(plain, *inputs)
+        ours, fast_vjp = jax.vjp(fast, *inputs)
+        np.testing.assert_allclose(ours, expected, atol=tolerance)
+        scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(plain_vjp(cotangent)))
+        assert largest_difference(fast_vjp(cotangent), plain_vjp(cotangent)) < tolerance * scale
+
+
+def test_pooled_is_the_mlp_for_two_samples_only():
+    dist = sg.Bernoulli(normal(0, (4, 6)))
+    for num_samples, same in ((2, True), (3, False)):
+        mlp, pooled = (
+            sg.Rodeo(num_samples, surrogate=kind(hidden=8))
+            for kind in (sg.MLPSurrogate, sg.PooledSurrogate)
+        )
+        x = mlp.sample(jax.random.key(0), dist)
+        fx, dfx = jnp.sum(jnp.sin(3 * x), -1), 3 * jnp.cos(3 * x)
+        params = mlp.init(jax.random.key(1))
+        params = jax.tree.map(lambda leaf: leaf + 0.3, params)
+        ours, theirs = (e.estimate(params, dist, x, fx, dfx) for e in (mlp, pooled))
+        assert np.allclose(ours, theirs, atol=1e-5) == same
+
+
+def test_linear_surrogate_removes_the_variance_of_a_linear_objective():
+    """With f linear, h = f, so RODEO with β = 1 and the own scan is deterministic."""
+    dist = sg.Bernoulli(normal(0, 6))
+    w = normal(1, 6)
+    estimator = sg.Rodeo(2, sg.Gibbs("own"), sg.LinearSurrogate(), loo=False, local=False)
+    params = sg.estimators.RodeoParams(None, jnp.zeros(()), jnp.ones(()))
+    grads = [
+        estimator.value_and_grad(lambda x: x @ w, dist, params, key=jax.random.key(seed))[1]
+        for seed in range(3)
+    ]
+    theta = jax.nn.sigmoid(dist.logits)
+    for g in grads:
+        np.testing.assert_allclose(g.parameters, w * theta * (1 - theta), atol=1e-5)
