@@ -24,20 +24,14 @@ from .exact import exact_gradient
 
 EXACT_STATES = 2**16  # enumerate up to here, counted over the whole batch
 CHUNK_BYTES = 2**26
-TIMED_CALLS = 20
+TIMED_CALLS, TIMED_SECONDS = 10, 0.1  # at least
 MOVING_AVERAGE_DECAY = 0.99
 SIGNIFICANCE = 1e-4
 ROUNDING = 16  # in units of the last place of f
-# Bits with large logits hardly ever flip, and where no draw shows it the variance is too low as
-# well. So a parameter that varies as if it had fewer than ENOUGH of the largest deviations is
-# allowed to miss RARE of them: fewer are seen by chance e⁻²⁰ at most.
+# Bits with large logits hardly ever flip, and where the draws happen to miss it their variance
+# misses it too. So a parameter that varies as if it had fewer than ENOUGH of the largest
+# deviations is allowed to miss RARE of them (chance e⁻²⁰).
 ENOUGH, RARE = 100, 20
-
-HEAD = ("estimator", "f evals", "time/ms", "‖mean‖", "variance", "var × evals", "var × ms")
-HEAD += ("max |z|", "p", "")
-SCALARS = ("name", "evaluations", "seconds", "variance", "variance_times_evaluations")
-SCALARS += ("variance_times_seconds", "largest_z", "p_value", "biased")
-ARRAYS = ("mean", "variances", "z")
 
 
 def compare(
@@ -80,27 +74,27 @@ def compare(
     >>> any(row.biased for row in result.rows), result.reference
     (False, 'the exact gradient')
     """
-    named = _named(estimators)
-    settings = {"draws": (draws, 2), "adapt_steps": (adapt_steps, 0), "chunk": (chunk or 1, 1)}
-    for name, (value, least) in settings.items():
-        if value < least:
+    named = _named(estimators, dist)
+    limits = {"draws": (draws, 2), "adapt_steps": (adapt_steps, 0), "chunk": (chunk, 1)}
+    for name, (value, least) in limits.items():
+        if value is not None and value < least:
             raise ValueError(f"compare needs {name} of {least} or more, but was given {value}.")
-    for estimator in named.values():
-        check_distribution(estimator, dist)
-    args, batch = as_jax_arrays(args), math.prod(dist.batch_shape)
+    args = as_jax_arrays(args)
 
     def measure(estimator: Estimator, key: PRNGKeyArray) -> tuple[float, _Moments]:
         init_key, adapt_key, draw_key = jax.random.split(key, 3)
-        problem = _Problem(f, dist, estimator, estimator.init(init_key), args, context)
-        if adapt_steps and jax.tree.leaves(eqx.filter(problem.params, eqx.is_inexact_array)):
+        estimate = eqx.Partial(estimator.value_and_grad, f, dist, args=args, context=context)
+        params = estimator.init(init_key)
+        if adapt_steps and jax.tree.leaves(eqx.filter(params, eqx.is_inexact_array)):
             optimizer = _optimizer(estimator, learning_rate)
-            problem = _adapt(problem, optimizer, jax.random.split(adapt_key, adapt_steps))
-        seconds, size = _cost(problem, draw_key)
+            params = _adapt(estimate, params, optimizer, jax.random.split(adapt_key, adapt_steps))
+        estimate = eqx.Partial(estimate, params)
+        seconds, size = _cost(estimate, draw_key)
         at_once = min(draws, chunk or max(1, CHUNK_BYTES // size))
-        return seconds, jax.tree.map(np.asarray, _moments(problem, draw_key, draws, at_once))
+        return seconds, jax.tree.map(np.asarray, _moments(estimate, draw_key, draws, at_once))
 
     reference_key, key = jax.random.split(key)
-    if takes_key(f) or dist.num_states * batch > EXACT_STATES:
+    if takes_key(f) or dist.num_states * math.prod(dist.batch_shape) > EXACT_STATES:
         rloo = RLOO(max(2, *(estimator.num_samples for estimator in named.values())))
         truth, reference = measure(rloo, reference_key)[1], f"as many draws of {_name(rloo)}"
     else:
@@ -111,52 +105,26 @@ def compare(
     rows = []
     for i, (name, estimator) in enumerate(named.items()):
         seconds, moments = measure(estimator, jax.random.fold_in(key, i))
-        z = _z_scores(moments, truth, draws, batch)
-        evaluations = estimator.num_evaluations(dist)
-        rows.append(Row(name, evaluations, seconds, moments.mean, moments.variance, z))
-    return Comparison(tuple(rows), reference, truth.mean, draws, adapt_steps)
+        rows.append(_row(name, estimator, dist, seconds, moments, truth, draws))
+    return Comparison(tuple(rows), draws, adapt_steps, reference, truth.mean)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
-    """One estimator. Arrays have an entry for each parameter of the distribution, flattened."""
+    """One estimator; arrays have an entry for each parameter of the distribution, flattened."""
 
     name: str
-    evaluations: int
-    """Of f, for one estimate."""
-    seconds: float
-    """For one estimate."""
+    evaluations: int  # of f, for one estimate
+    seconds: float  # for one estimate
+    variance: float  # the trace of the covariance
+    variance_times_evaluations: float
+    variance_times_seconds: float
+    largest_z: float
+    p_value: float  # the chance that, without bias, one of all the z-scores is as large (Šidák)
+    biased: bool  # beyond doubt, p < 1e-4, or not a number
     mean: np.ndarray
     variances: np.ndarray
     z: np.ndarray
-
-    @property
-    def variance(self) -> float:
-        """The trace of the covariance."""
-        return float(np.sum(self.variances, dtype=np.float64))
-
-    @property
-    def variance_times_evaluations(self) -> float:
-        return self.variance * self.evaluations
-
-    @property
-    def variance_times_seconds(self) -> float:
-        return self.variance * self.seconds
-
-    @property
-    def largest_z(self) -> float:
-        return float(np.max(np.abs(self.z)))
-
-    @property
-    def p_value(self) -> float:
-        """The chance that, without bias, one of all the z-scores is as large (Šidák)."""
-        one = math.erfc(self.largest_z / math.sqrt(2))
-        return 1.0 if one == 1 else -math.expm1(len(self.z) * math.log1p(-one))
-
-    @property
-    def biased(self) -> bool:
-        """Whether bias is beyond doubt, or the gradient is not a number."""
-        return not self.p_value >= SIGNIFICANCE
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -164,12 +132,10 @@ class Comparison:
     """What `compare` found: a table that prints, in a terminal or a notebook."""
 
     rows: tuple[Row, ...]
-    reference: str
-    """What the z-scores are against."""
-    gradient: np.ndarray
-    """The reference's, flattened."""
     draws: int
     adapt_steps: int
+    reference: str  # what the z-scores are against
+    gradient: np.ndarray  # the reference's, flattened
 
     def __getitem__(self, name: str) -> Row:
         return {row.name: row for row in self.rows}[name]
@@ -177,103 +143,81 @@ class Comparison:
     @property
     def best(self) -> Row | None:
         """The lowest variance × time among those not biased."""
-        sound = [row for row in self.rows if not row.biased]
+        sound = (row for row in self.rows if not row.biased)
         return min(sound, key=lambda row: row.variance_times_seconds, default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers, strings and lists."""
-        rows = [
-            {name: _plain(getattr(row, name)) for name in SCALARS + ARRAYS} for row in self.rows
-        ]
-        settings = {"draws": self.draws, "adapt_steps": self.adapt_steps}
-        return settings | {
-            "reference": self.reference,
-            "gradient": _plain(self.gradient),
-            "rows": rows,
-        }
+        plain = lambda leaf: leaf.tolist() if isinstance(leaf, np.ndarray) else leaf
+        return jax.tree.map(plain, dataclasses.asdict(self))
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """A line for each estimator, without the arrays; written to `path` too if there is one."""
+        names = [field.name for field in dataclasses.fields(Row) if field.type is not np.ndarray]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(SCALARS)
-        writer.writerows([getattr(row, name) for name in SCALARS] for row in self.rows)
-        if path is not None:
+        writer.writerow(names)
+        writer.writerows([getattr(row, name) for name in names] for row in self.rows)
+        if path:
             Path(path).write_text(text.getvalue(), encoding="utf-8")
         return text.getvalue()
 
     def plot(self, path: str | Path | None = None) -> Any:
         """Variance against evaluations and against time, saved to `path` if there is one; returns
-        the two matplotlib axes. On the dotted line variance × cost is that of the best."""
-        plt = _import("matplotlib.pyplot", "plotting")
+        the two matplotlib axes. On a dotted line variance × cost is that of the best."""
+        plt = _import("matplotlib.pyplot", "Comparison.plot")
         figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
-        positive = [row.variance for row in self.rows if row.variance > 0]
-        floor = min(positive, default=1.0) / 10  # zero has no logarithm
+        least = min((row.variance for row in self.rows if row.variance), default=1.0)
+        y = np.asarray([row.variance or least / 10 for row in self.rows])  # 0 has no logarithm
         for ax, cost in zip(axes, ("evaluations", "seconds"), strict=True):
-            points = [(getattr(row, cost), max(row.variance, floor)) for row in self.rows]
-            for i, (row, point) in enumerate(zip(self.rows, points, strict=True)):
-                note = " (biased)" if row.biased else " (variance 0)" if row.variance == 0 else ""
-                style = {"marker": "osD^v<>pPX*hd8"[i % 14], "color": "black", "fillstyle": "none"}
-                ax.loglog(*point, linestyle="none", markersize=9, label=row.name + note, **style)
+            x = np.asarray([getattr(row, cost) for row in self.rows])
+            for i, row in enumerate(self.rows):
+                note = " (biased)" if row.biased else "" if row.variance else " (variance 0)"
+                marker = "k" + "osD^v<>pPX*hd8"[i % 14]
+                ax.loglog(x[i], y[i], marker, fillstyle="none", label=row.name + note)
             ax.margins(0.2)
             ends = np.asarray(ax.get_xlim())
-            best = min(x * y for x, y in points)
-            ax.plot(ends, best / ends, ":", color="grey", scalex=False, scaley=False)
-            ax.set(xlabel={"evaluations": "evaluations of f", "seconds": "time a call (s)"}[cost])
+            best = np.min(x * y, where=[not row.biased for row in self.rows], initial=np.inf)
+            ax.plot(ends, best / ends, "k:", scalex=False, scaley=False)
+            ax.set_xlabel(f"{cost} a call")
             ax.tick_params(axis="x", which="both", rotation=45)
-        axes[0].set(ylabel="variance of the gradient (trace)")
+        axes[0].set_ylabel("variance of the gradient (trace)")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
-        if path is not None:
+        if path:
             figure.savefig(path)
         return axes
 
     def _cells(self) -> list[list[str]]:
-        cells: list[list[str]] = [list(HEAD)]
+        head = "estimator,f evals,time/ms,‖mean‖,variance,var × evals,var × ms,max |z|,p,"
+        cells: list[list[str]] = [[*head.split(",")]]
         for row in self.rows:
             numbers = [1e3 * row.seconds, np.linalg.norm(row.mean), row.variance]
             numbers += [row.variance_times_evaluations, 1e3 * row.variance_times_seconds]
-            numbers = [f"{number:.3g}" for number in numbers]
-            test = [f"{row.largest_z:.2f}", f"{row.p_value:.2g}"]
+            numbers = [*(f"{number:.3g}" for number in numbers), f"{row.largest_z:.2f}"]
             mark = "BIASED" if row.biased else "best" if row is self.best else ""
-            cells.append([row.name, str(row.evaluations), *numbers, *test, mark])
+            cells.append([row.name, str(row.evaluations), *numbers, f"{row.p_value:.2g}", mark])
         return cells
 
-    def _caption(self) -> list[str]:
-        return [
+    def _caption(self) -> str:
+        return (
             f"{self.draws} draws of each after {self.adapt_steps} steps of adaptation; variance "
-            f"summed over {len(self.gradient)} parameters; best: lowest variance × time.",
-            f"z against {self.reference}; p: chance of so large a |z| without bias.",
-        ]
+            f"summed over {len(self.gradient)} parameters; best: lowest variance × time.\n"
+            f"z against {self.reference}; p: chance of so large a |z| without bias."
+        )
 
     def __repr__(self) -> str:
-        cells = self._cells()
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        pad = lambda i, cell: cell.ljust(widths[i]) if i == 0 else cell.rjust(widths[i])
-        lines = ["  ".join(pad(i, cell) for i, cell in enumerate(row)).rstrip() for row in cells]
-        rule = "─" * max(map(len, lines))
-        return "\n".join([lines[0], rule, *lines[1:], rule, *self._caption()])
+        first, *others = zip(*self._cells(), strict=True)
+        columns = [[cell.ljust(max(map(len, first))) for cell in first]]
+        columns += [[cell.rjust(max(map(len, column))) for cell in column] for column in others]
+        head, *lines = ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
+        rule = "─" * max(map(len, [head, *lines]))
+        return "\n".join([head, rule, *lines, rule, self._caption()])
 
     def _repr_html_(self) -> str:
-        head, *body = [[html.escape(cell) for cell in row] for row in self._cells()]
-        line = lambda tag, row: "<tr>" + "".join(f"<{tag}>{c}</{tag}>" for c in row) + "</tr>"
-        table = "".join([line("th", head), *(line("td", row) for row in body)])
-        return f"<table>{table}</table><p>{html.escape(' '.join(self._caption()))}</p>"
-
-
-class _Problem(NamedTuple):
-    """An estimator with all that it is called with but the key."""
-
-    f: Callable
-    dist: Distribution
-    estimator: Estimator
-    params: Any
-    args: tuple
-    context: Array | None
-
-    def value_and_grad(self, key):
-        return self.estimator.value_and_grad(
-            self.f, self.dist, self.params, key=key, args=self.args, context=self.context
-        )
+        rows = ["".join(f"<td>{html.escape(c)}</td>" for c in row) for row in self._cells()]
+        rows[0] = rows[0].replace("td>", "th>")
+        table = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<table>{table}</table><p>{html.escape(self._caption())}</p>"
 
 
 class _Moments(NamedTuple):
@@ -286,51 +230,50 @@ class _Moments(NamedTuple):
 
 
 @eqx.filter_jit
-def _adapt(problem: _Problem, optimizer: Any, keys: PRNGKeyArray) -> _Problem:
-    """The problem after one step of the optimizer for each key."""
-    learned, fixed = eqx.partition(problem.params, eqx.is_inexact_array)
+def _adapt(estimate: Callable, params: Any, optimizer: Any, keys: PRNGKeyArray) -> Any:
+    """The parameters after one step of the optimizer for each key."""
+    learned, fixed = eqx.partition(params, eqx.is_inexact_array)
 
     def step(carry, key):
         learned, state = carry
-        _, grads = problem._replace(params=eqx.combine(learned, fixed)).value_and_grad(key)
+        _, grads = estimate(eqx.combine(learned, fixed), key=key)
         updates, state = optimizer.update(grads.cv, state, learned)
         return (eqx.apply_updates(learned, updates), state), None
 
     (learned, _), _ = jax.lax.scan(step, (learned, optimizer.init(learned)), keys)
-    return problem._replace(params=eqx.combine(learned, fixed))
+    return eqx.combine(learned, fixed)
 
 
 def _optimizer(estimator: Estimator, learning_rate: float) -> Any:
-    optax = _import("optax", f"adapting {_name(estimator)} (unless adapt_steps=0)")
+    optax = _import("optax", f"{_name(estimator)} with adapt_steps > 0")
     if isinstance(estimator, Reinforce) and estimator.baseline == "moving_average":
         return optax.sgd(1 - MOVING_AVERAGE_DECAY)
     return optax.adam(learning_rate)
 
 
-def _cost(problem: _Problem, key: PRNGKeyArray) -> tuple[float, int]:
+def _cost(estimate: Callable, key: PRNGKeyArray) -> tuple[float, int]:
     """Seconds and bytes that one estimate takes."""
-    dynamic, static = eqx.partition(problem, eqx.is_array)
-    call = jax.jit(lambda dynamic, key: eqx.combine(dynamic, static).value_and_grad(key))
+    dynamic, static = eqx.partition(estimate, eqx.is_array)
+    call = jax.jit(lambda dynamic, key: eqx.combine(dynamic, static)(key=key))
     call = call.lower(dynamic, key).compile()
-    seconds = []
-    for _ in range(1 + TIMED_CALLS):
+    output, seconds = jax.block_until_ready(call(dynamic, key)), []
+    while len(seconds) < TIMED_CALLS or sum(seconds) < TIMED_SECONDS:
         start = time.perf_counter()
         jax.block_until_ready(call(dynamic, key))
         seconds.append(time.perf_counter() - start)
     # The compiler knows what f and the control variates need, but may decline to say.
-    dist = problem.dist
-    least = 16 * problem.estimator.num_samples * math.prod(dist.batch_shape + dist.event_shape)
     known = getattr(call.memory_analysis(), "temp_size_in_bytes", 0)
-    return float(np.median(seconds[1:])), max(least, known)
+    least = 16 * sum(leaf.nbytes for leaf in jax.tree.leaves(output))
+    return float(np.median(seconds)), max(known, least)
 
 
 @eqx.filter_jit
-def _moments(problem: _Problem, key: PRNGKeyArray, draws: int, chunk: int) -> _Moments:
+def _moments(estimate: Callable, key: PRNGKeyArray, draws: int, chunk: int) -> _Moments:
     """A chunk at a time, each with its own mean taken off before squaring, so that float32 does
     not lose a small variance beside a large mean (Chan, Golub, LeVeque 1979)."""
 
     def draw(index):
-        value, grads = problem.value_and_grad(jax.random.fold_in(key, index))
+        value, grads = estimate(key=jax.random.fold_in(key, index))
         return _flatten((grads.parameters, value))
 
     def step(carry, start):
@@ -354,15 +297,23 @@ def _moments(problem: _Problem, key: PRNGKeyArray, draws: int, chunk: int) -> _M
     return _Moments(mean[:-1], variance[:-1], largest, jnp.sqrt(mean[-1] ** 2 + variance[-1]))
 
 
-def _z_scores(moments: _Moments, truth: _Moments, draws: int, batch: int) -> np.ndarray:
-    difference, largest = moments.mean - truth.mean, moments.largest + truth.largest
-    variance = moments.variance + truth.variance
-    explained = ROUNDING * np.finfo(difference.dtype).eps * moments.value / batch
-    rare = draws * variance < ENOUGH * largest**2
-    explained = explained + np.where(rare, RARE * largest / draws, 0)
+def _row(name, estimator, dist, seconds, moments, truth, draws) -> Row:
     with np.errstate(divide="ignore", invalid="ignore"):
-        z = difference / np.sqrt(variance / draws)
-    return np.where(np.abs(difference) <= explained, 0, z)
+        difference, largest = moments.mean - truth.mean, moments.largest + truth.largest
+        both = moments.variance + truth.variance
+        z = difference / np.sqrt(both / draws)
+    scale = ROUNDING * np.finfo(z.dtype).eps * moments.value / math.prod(dist.batch_shape)
+    rounding = scale + float(jnp.finfo(dist.dtype).eps) * np.abs(truth.mean)
+    rare = np.where(draws * both < ENOUGH * largest**2, RARE * largest / draws, 0)
+    z = np.where(np.abs(difference) <= rounding + rare, 0, z)
+    largest_z = float(np.max(np.abs(z)))
+    one = math.erfc(largest_z / math.sqrt(2))
+    p = 1.0 if one == 1 else -math.expm1(z.size * math.log1p(-one))
+    cost = estimator.num_evaluations(dist), seconds
+    variance = float(np.sum(moments.variance, dtype=np.float64))
+    budget = variance, variance * cost[0], variance * seconds
+    verdict = largest_z, p, not p >= SIGNIFICANCE
+    return Row(name, *cost, *budget, *verdict, moments.mean, moments.variance, z)
 
 
 def _flatten(tree: Any) -> Float[Array, "n"]:
@@ -371,24 +322,18 @@ def _flatten(tree: Any) -> Float[Array, "n"]:
     return jnp.concatenate([leaf.astype(dtype).ravel() for leaf in leaves])
 
 
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else value
-
-
-def _named(estimators: Any) -> dict[str, Estimator]:
+def _named(estimators: Any, dist: Distribution) -> dict[str, Estimator]:
     """The estimators by name, those of a list named after their settings."""
-    if isinstance(estimators, Mapping):
-        named = dict(estimators)
-    else:
-        names = [_name(estimator) for estimator in estimators]
-        copy = [names[:i].count(name) + 1 for i, name in enumerate(names)]
-        names = [f"{n} #{c}" if c > 1 else n for n, c in zip(names, copy, strict=True)]
-        named = dict(zip(names, estimators, strict=True))
+    named = dict(estimators) if isinstance(estimators, Mapping) else {}
+    for estimator in () if named else estimators:
+        name, copies = _name(estimator), [*map(_name, named.values())].count(_name(estimator))
+        named[f"{name} #{copies + 1}" if copies else name] = estimator
     if not named:
         raise ValueError("compare needs at least one estimator, such as [sg.RLOO(2), sg.Rodeo(2)].")
     for name, estimator in named.items():
         if not isinstance(estimator, Estimator):
             raise TypeError(f"compare takes estimators such as sg.RLOO(2), but was given {name}.")
+        check_distribution(estimator, dist)
     return named
 
 
@@ -399,10 +344,8 @@ def _name(module: Any) -> str:
     settings = []
     for field in dataclasses.fields(module):
         value = getattr(module, field.name)
-        if field.name == "num_samples":
-            settings.append(f"{value}")
-        elif not eqx.tree_equal(value, field.default):
-            settings.append(f"{field.name}={_name(value)}")
+        if field.name == "num_samples" or not eqx.tree_equal(value, field.default):
+            settings.append(f"{field.name}={_name(value)}".removeprefix("num_samples="))
     return f"{type(module).__name__}({', '.join(settings)})"
 
 
@@ -410,7 +353,4 @@ def _import(name: str, why: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        package = name.partition(".")[0]
-        raise ImportError(
-            f"compare needs {package} for {why}: pip install 'steingrad[experiments]'."
-        ) from error
+        raise ImportError(f"{why} needs {name}: pip install 'steingrad[experiments]'.") from error
