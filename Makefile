@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 run: $(STAMP)
-	$(BIN)/python examples/toy.py
+	$(BIN)/python examples/digits.py
 
 test: $(STAMP)
 	$(BIN)/pytest -n 2 -m 'not slow'

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 from problems import largest_difference, normal
 
 import steingrad as sg
@@ -16,8 +17,10 @@ from steingrad.models import (
     elbo_and_grad,
     mlp_vae,
     reconstruct,
+    resnet_vae,
     sample_images,
 )
+from steingrad.models.resnet import UpConv
 
 PIXELS = 4
 
@@ -169,3 +172,69 @@ def test_paper_sizes():
     encoder = 784 * 200 + 200 + 2 * (200 * 200 + 200)
     decoder = 2 * (200 * 200 + 200) + 200 * 784 + 784
     assert count == encoder + decoder
+
+
+class TestResNet:
+    def test_up_conv_is_a_transposed_convolution(self):
+        """Against the definition, by loops: out[2i + k] += x[i] w[k]."""
+        for size in (2, 3):
+            layer = UpConv(2, 3, size, key=jax.random.key(size))
+            x = np.asarray(normal(0, (1, 3, 4, 2)), np.float32)
+            w, by_hand = np.asarray(layer.weight), np.zeros((8, 10, 3))
+            for i, j, k, l in np.ndindex(3, 4, size, size):
+                by_hand[2 * i + k, 2 * j + l] += x[0, i, j] @ w[k, l]
+            np.testing.assert_allclose(layer(jnp.asarray(x))[0], by_hand[:6, :8], atol=1e-5)
+            gradient = jax.grad(
+                lambda w, layer=layer, x=x: jnp.sum(
+                    jnp.sin(eqx.tree_at(lambda m: m.weight, layer, w)(jnp.asarray(x)))
+                )
+            )(layer.weight)
+            assert gradient.shape == layer.weight.shape
+
+    def test_shapes_and_parameters(self):
+        model = resnet_vae((28, 28), 200, BernoulliLikelihood(), key=jax.random.key(0))
+        conv = lambda a, b, size=3: size * size * a * b + b
+        blocks = (
+            4 * conv(16, 16)
+            + conv(16, 32) + conv(32, 32) + conv(16, 32, 2) + 2 * conv(32, 32)
+            + conv(32, 64) + conv(64, 64) + conv(32, 64, 2) + 2 * conv(64, 64)
+        )  # fmt: skip
+        encoder = conv(1, 16) + blocks + 7 * 7 * 64 * 200 + 200
+        up_blocks = (
+            4 * conv(64, 64)
+            + conv(64, 32) + conv(32, 32) + conv(64, 32, 2) + 2 * conv(32, 32)
+            + conv(32, 16) + conv(16, 16) + conv(32, 16, 2) + 2 * conv(16, 16)
+        )  # fmt: skip
+        decoder = 200 * 7 * 7 * 64 + 7 * 7 * 64 + up_blocks + conv(16, 1)
+        count = lambda tree: sum(l.size for l in jax.tree.leaves(eqx.filter(tree, eqx.is_array)))
+        assert count(model.encoders) == encoder
+        assert count(model.decoders) == decoder
+        assert model.encoders[0](jnp.zeros((2, 3, 784))).shape == (2, 3, 200)
+        assert model.decoders[0](jnp.zeros((2, 3, 200))).shape == (2, 3, 784)
+
+    @pytest.mark.usefixtures("x64")
+    def test_gradient(self):
+        """Directional derivatives by finite differences, in double precision."""
+        model = resnet_vae((8, 8), 6, BernoulliLikelihood(), key=jax.random.key(0))
+        arrays, rest = eqx.partition(model, eqx.is_inexact_array)
+        flat, unravel = ravel_pytree(arrays)
+        # Away from zero biases, where empty patches of an image sit on a kink of ReLU.
+        flat = flat.astype(jnp.float64) + 0.02 * normal(3, flat.shape)
+        y = (normal(1, (2, 64)) > 0).astype(jnp.float64)
+        x = (normal(2, (2, 6)) > 0).astype(jnp.float64)
+
+        @jax.jit
+        def loss(flat):
+            model = eqx.combine(unravel(flat), rest)
+            return jnp.mean(model.log_likelihood(0, y, x)) + jnp.sum(model.encoders[0](y) ** 2)
+
+        gradient = jax.grad(loss)(flat)
+        for seed in range(3):
+            direction = normal(10 + seed, flat.shape)
+            step = 1e-6
+            finite = (loss(flat + step * direction) - loss(flat - step * direction)) / (2 * step)
+            np.testing.assert_allclose(gradient @ direction, finite, rtol=1e-4)
+
+    def test_sides_must_divide_by_four(self):
+        with pytest.raises(ValueError, match="divide by 4"):
+            resnet_vae((10, 8), 6, BernoulliLikelihood(), key=jax.random.key(0))

@@ -154,10 +154,9 @@ class Comparison:
     def to_csv(self, path: str | Path | None = None) -> str:
         """A line for each estimator, without the arrays; written to `path` too if there is one."""
         names = [field.name for field in dataclasses.fields(Row) if field.type is not np.ndarray]
+        rows = [[getattr(row, name) for name in names] for row in self.rows]
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(names)
-        writer.writerows([getattr(row, name) for name in names] for row in self.rows)
+        csv.writer(text, lineterminator="\n").writerows([names, *rows])
         if path:
             Path(path).write_text(text.getvalue(), encoding="utf-8")
         return text.getvalue()
@@ -179,8 +178,11 @@ class Comparison:
             ends = np.asarray(ax.get_xlim())
             best = np.min(x * y, where=[not row.biased for row in self.rows], initial=np.inf)
             ax.plot(ends, best / ends, "k:", scalex=False, scaley=False)
-            ax.set_xlabel(f"{cost} a call")
+            ax.set_xlabel(f"{cost} for one estimate")
             ax.tick_params(axis="x", which="both", rotation=45)
+        counts = sorted({row.evaluations for row in self.rows})
+        axes[0].set_xticks(counts, map(str, counts))
+        axes[0].set_xticks([], minor=True)
         axes[0].set_ylabel("variance of the gradient (trace)")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
         if path:

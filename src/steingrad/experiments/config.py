@@ -9,7 +9,7 @@ import tyro
 
 from .. import estimators, operators, surrogates
 from ..data import Dataset
-from ..models import VAE, BernoulliLikelihood, GaussianLikelihood, mlp_vae
+from ..models import VAE, BernoulliLikelihood, GaussianLikelihood, mlp_vae, resnet_vae
 
 DatasetName = Literal["digits", "mnist", "fashion_mnist", "omniglot", "binarized_mnist"]
 LikelihoodName = Literal["bernoulli", "gaussian"]
@@ -65,8 +65,15 @@ class Config:
     relax_surrogate: bool = False
     """RELAX: RODEO's surrogate as its control variate (the paper's ablation)."""
 
+    network: Literal["mlp", "resnet"] = "mlp"
+    """Encoders and decoders: perceptrons, or residual convolutional networks (one layer only)."""
     layer_sizes: tuple[int, ...] = (200,)
     """Bits of each stochastic layer, from the image up (paper: 200 each)."""
+    common_random_numbers: bool = False
+    """Several layers: the layers above use the same random numbers for all K samples (paper: no)."""
+    average_decoder: bool = False
+    """Several layers: the decoder's gradient averages over the K samples of the first layer, in
+    place of one ancestral sample (paper: no)."""
     hidden: tuple[int, ...] = (200, 200)
     """Hidden units of each encoder and decoder (paper: 200 200; hierarchical: none)."""
 
@@ -100,6 +107,11 @@ class Config:
         if not self.layer_sizes or min(self.layer_sizes) < 1 or min(self.hidden, default=1) < 1:
             raise ConfigError(
                 f"Layers need one unit or more: layer sizes {self.layer_sizes}, hidden {self.hidden}."
+            )
+        if self.network == "resnet" and len(self.layer_sizes) > 1:
+            raise ConfigError(
+                "--network resnet has one stochastic layer, but was given layer sizes "
+                f"{self.layer_sizes}."
             )
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"--seeds must be one or more different numbers, not {self.seeds}.")
@@ -173,6 +185,8 @@ class Config:
         likelihood = (
             BernoulliLikelihood() if self.likelihood == "bernoulli" else GaussianLikelihood(pixels)
         )
+        if self.network == "resnet":
+            return resnet_vae(dataset.image_shape, self.layer_sizes[0], likelihood, key=key)
         return mlp_vae(pixels, self.layer_sizes, self.hidden, likelihood, key=key)
 
 

@@ -118,7 +118,15 @@ class Trainer(NamedTuple):
         observe_key, elbo_key = jax.random.split(key)
         model = eqx.combine(state.model, self.model)
         y = model.likelihood.observe(observe_key, images)
-        elbo, grads = elbo_and_grad(model, y, self.estimators, state.cv, key=elbo_key)
+        elbo, grads = elbo_and_grad(
+            model,
+            y,
+            self.estimators,
+            state.cv,
+            key=elbo_key,
+            common_random_numbers=self.config.common_random_numbers,
+            average_decoder=self.config.average_decoder,
+        )
 
         ascent = eqx.tree_at(
             lambda m: (m.encoders, m.decoders, m.likelihood),

@@ -5,6 +5,7 @@ from .elbo import elbo_and_grad as elbo_and_grad
 from .likelihoods import BernoulliLikelihood as BernoulliLikelihood
 from .likelihoods import GaussianLikelihood as GaussianLikelihood
 from .networks import MLP as MLP
+from .resnet import resnet_vae as resnet_vae
 from .vae import VAE as VAE
 from .vae import mlp_vae as mlp_vae
 from .vae import reconstruct as reconstruct
