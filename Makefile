@@ -32,7 +32,8 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/growth.py
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict

@@ -50,7 +50,9 @@ def main() -> None:
 
     picture = arguments.out / "curves.png"
     plot_curves({name.upper(): run for name, run in runs.items()}, picture)
-    console.print(f"Curves of both: {picture}. Runs: {', '.join(str(r.path) for r in runs.values())}")
+    console.print(
+        f"Curves of both: {picture}. Runs: {', '.join(str(r.path) for r in runs.values())}"
+    )
 
 
 if __name__ == "__main__":

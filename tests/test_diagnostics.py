@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import moments, normal, normalised_distributions, objective
 
 import steingrad as sg
+from problems import moments, normal, normalised_distributions, objective, random_params
 from steingrad import diagnostics
 from steingrad.diagnostics import compare
 from steingrad.estimators import Estimator, Gradients
@@ -21,10 +21,15 @@ from steingrad.estimators import Estimator, Gradients
 KEY = jax.random.key(0)
 
 
-@pytest.fixture(autouse=True)
-def _short_timing(monkeypatch):
-    monkeypatch.setattr(diagnostics, "TIMED_CALLS", 2)
-    monkeypatch.setattr(diagnostics, "TIMED_SECONDS", 0.0)
+@pytest.fixture(autouse=True, scope="module")
+def _quick():
+    """Hardly any timing, and less time in the compiler, which is where these tests spend it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diagnostics, "TIMED_CALLS", 2)
+        patch.setattr(diagnostics, "TIMED_SECONDS", 0.0)
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
+        jax.config.update("jax_disable_most_optimizations", False)
 
 
 def flat(tree):
@@ -56,7 +61,7 @@ class Known(Estimator):
 
     def value_and_grad(self, f, dist, params=None, *, key, args=(), context=None):
         draw = self.mean + self.noise * jax.random.normal(key, self.mean.shape)
-        return jnp.zeros(()), Gradients(draw, None, args)
+        return jnp.ones(()), Gradients(draw, None, args)
 
 
 class Biased(sg.RLOO):
@@ -67,106 +72,97 @@ class Biased(sg.RLOO):
         return jax.tree.map(lambda g: g * (1 - 1 / self.num_samples), grad)
 
 
-@pytest.mark.parametrize("name", ["bernoulli", "categorical3", "ordinal3", "autoregressive"])
-def test_mean_and_variance_are_the_exact_ones(name):
+class Trained(sg.Rodeo):
+    """RODEO with control variates far from where they start."""
+
+    def init(self, key):
+        return random_params(sg.Rodeo(self.num_samples, self.operator, self.surrogate))
+
+
+@pytest.mark.parametrize(
+    ("name", "estimator"),
+    [
+        ("bernoulli", sg.Reinforce(1, baseline=1.3)),
+        ("bernoulli", Trained(2, surrogate=sg.LinearSurrogate())),
+        ("categorical3", sg.RLOO(3)),
+        ("autoregressive", sg.RLOO(2)),
+    ],
+    ids=repr,
+)
+def test_mean_and_variance_are_the_exact_ones(name, estimator):
     dist = normalised_distributions()[name]
     f = objective(dist)
+    mean, variance = map(flat, moments(estimator, estimator.init(KEY), dist, f))
     if isinstance(dist, sg.FromLogProb):
         dist = sampled(dist)
-    estimators = {
-        "reinforce": sg.Reinforce(1, baseline=1.3),
-        "rloo": sg.RLOO(2),
-        "rodeo": sg.Rodeo(2, surrogate=sg.LinearSurrogate()),
-    }
     draws = 20_000
-    result = compare(f, dist, estimators, key=KEY, draws=draws, adapt_steps=0)
+    result = compare(f, dist, [estimator], key=KEY, draws=draws, adapt_steps=0)
     assert result.reference == "the exact gradient"
-    gradient = flat(sg.exact_gradient(f, dist))
-    np.testing.assert_allclose(result.gradient, gradient, rtol=1e-5)
-    for row, estimator in zip(result.rows, estimators.values(), strict=True):
-        mean, variance = map(flat, moments(estimator, estimator.init(KEY), dist, f))
-        np.testing.assert_allclose(mean, gradient, atol=1e-5)
-        np.testing.assert_allclose(row.variances, variance, rtol=0.1)
-        np.testing.assert_allclose(row.variance, variance.sum(), rtol=0.05)
-        assert row.variances.shape == row.mean.shape == row.z.shape == gradient.shape
-        z = (row.mean - gradient) / np.sqrt(row.variances / draws)
-        np.testing.assert_allclose(row.z, z, atol=0.01)
-        assert row.largest_z == np.max(np.abs(row.z))
-        assert not row.biased
-
-
-def test_costs():
-    dist = sg.Bernoulli(normal(0, 3))
-    estimators = [sg.RLOO(3), sg.Rodeo(2, surrogate=sg.ExactSurrogate())]
-    result = compare(objective(dist), dist, estimators, key=KEY, draws=100, adapt_steps=0)
-    assert [row.evaluations for row in result.rows] == [3, 2 * (1 + 3)]
-    for row in result.rows:
-        assert 0 < row.seconds < 60
-        assert row.variance_times_evaluations == row.variance * row.evaluations
-        assert row.variance_times_seconds == row.variance * row.seconds
-    assert result.best in result.rows
+    np.testing.assert_allclose(result.gradient, mean, atol=1e-5)
+    row = result.rows[0]
+    assert row.mean.shape == row.z.shape == mean.shape
+    # Variances of variances are those of fourth powers: large where a value is rare.
+    np.testing.assert_allclose(row.variances, variance, rtol=0.1, atol=1e-3 * variance.max())
+    np.testing.assert_allclose(row.variance, variance.sum(), rtol=0.05)
+    tested = row.z != 0
+    assert np.mean(tested) >= 0.5
+    z = (row.mean - mean)[tested] / np.sqrt(variance[tested] / draws)
+    np.testing.assert_allclose(row.z[tested], z, rtol=0.05, atol=0.01)
+    assert row.largest_z == np.max(np.abs(row.z))
+    assert not row.biased
 
 
 def test_adaptation():
     dist = sg.Bernoulli(normal(1, 4))
     f = lambda x: 5.0 + jnp.sum((x - 0.3) ** 2, axis=-1) + x[..., 0] * x[..., 1]
-    baselines = {baseline: sg.Reinforce(1, baseline) for baseline in ("moving_average", "learned")}
-    estimators = {"plain": sg.Reinforce(1), "rloo": sg.RLOO(2), "rodeo": sg.Rodeo(2), **baselines}
-    before, after = (
-        compare(f, dist, estimators, key=KEY, draws=2000, adapt_steps=steps, learning_rate=0.01)
-        for steps in (0, 1000)
-    )
-    assert not any(row.biased for row in (*before.rows, *after.rows))
-    np.testing.assert_array_equal(before["rloo"].mean, after["rloo"].mean)
-    # α and β start at zero, baselines at zero.
-    np.testing.assert_allclose(before["rodeo"].variance, before["rloo"].variance, rtol=0.2)
-    assert after["rodeo"].variance < 0.2 * before["rodeo"].variance
-    # At the mean of f the baseline leaves what the exact one does.
+    estimators = {"rodeo": sg.Rodeo(2)}
+    estimators |= {b: sg.Reinforce(1, b) for b in ("moving_average", "learned")}
+    result = compare(f, dist, estimators, key=KEY, draws=2000, learning_rate=0.01)
+    assert not any(row.biased for row in result.rows)
+    variance = lambda estimator: flat(moments(estimator, None, dist, f)[1]).sum()
+    assert result["rodeo"].variance < 0.5 * variance(sg.RLOO(2))  # where it starts
     mean = float(sg.exact_expectation(f, dist))
-    _, best = moments(sg.Reinforce(1, mean), None, dist, f)
-    for baseline in baselines:
-        np.testing.assert_allclose(before[baseline].variance, before["plain"].variance, rtol=0.1)
-        np.testing.assert_allclose(after[baseline].variance, flat(best).sum(), rtol=0.2)
+    assert variance(sg.Reinforce(1)) > 10 * variance(sg.Reinforce(1, mean))
+    for baseline in ("moving_average", "learned"):
+        assert result[baseline].variance < 1.2 * variance(sg.Reinforce(1, mean))
 
 
 def test_chunks_make_no_difference():
-    dist = sg.Categorical(normal(2, (2, 3)))
-    run = lambda chunk: compare(
-        objective(dist), dist, [sg.RLOO(2)], key=KEY, draws=101, chunk=chunk
-    )
-    whole = run(None).rows[0]
-    for chunk in (1, 7, 100, 101, 1000):
-        row = run(chunk).rows[0]
-        np.testing.assert_allclose(row.mean, whole.mean, rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(row.variances, whole.variances, rtol=1e-4)
+    dist, f = sg.Categorical(normal(2, (2, 3))), lambda x: jnp.sum(x[..., 0], axis=-1) ** 2
+    estimate = eqx.Partial(sg.RLOO(2).value_and_grad, f, dist)
+    g = [estimate(key=jax.random.fold_in(KEY, i))[1].parameters.ravel() for i in range(23)]
+    for chunk in (1, 7, 22, 23):
+        result = diagnostics._moments(estimate, KEY, 23, chunk)
+        np.testing.assert_allclose(result.mean, np.mean(g, axis=0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(result.variance, np.var(g, axis=0, ddof=1), rtol=1e-4)
 
 
 def test_float32_keeps_a_small_variance_beside_a_large_mean():
     estimator = Known(jnp.array([1e4, -1e4, 0.0]), noise=0.1)
-    dist = sg.Bernoulli(jnp.zeros(3))
-    row = compare(lambda x: x[..., 0], dist, [estimator], key=KEY, draws=50_000, chunk=1000).rows[0]
-    np.testing.assert_allclose(row.variances, 0.01, rtol=0.05)
+    estimate = eqx.Partial(estimator.value_and_grad, None, None)
+    result = diagnostics._moments(estimate, KEY, 50_000, 1000)
+    np.testing.assert_allclose(result.variance, 0.01, rtol=0.05)
 
 
-@pytest.mark.parametrize("estimator", [sg.RLOO(2), sg.Rodeo(2), sg.Rodeo(4)], ids=repr)
+@pytest.mark.parametrize("estimator", [sg.RLOO(2), sg.Rodeo(2)], ids=repr)
 def test_a_hundred_thousand_draws_of_200_bits_fit_in_memory(estimator):
     weights = normal(3, 200)
     f = lambda x: jnp.sin(x @ weights) + jnp.sum((x - 0.45) ** 2, axis=-1)
     dist = sg.Bernoulli(normal(4, 200))
-    params = estimator.init(KEY)
-    estimate = eqx.Partial(estimator.value_and_grad, f, dist, params, args=(), context=None)
-    _, size = diagnostics._cost(estimate, KEY)
-    chunk = diagnostics.CHUNK_BYTES // size
+    estimate = eqx.Partial(estimator.value_and_grad, f, dist, estimator.init(KEY))
+    chunk = diagnostics.CHUNK_BYTES // diagnostics._cost(estimate, KEY)[1]
     assert 10 < chunk < 50_000
-    lowered = diagnostics._moments.lower(estimate, KEY, 100_000, chunk)
-    memory = lowered.compile().compiled.memory_analysis()
-    total = memory.temp_size_in_bytes + memory.output_size_in_bytes + memory.argument_size_in_bytes
-    assert total < 2 * diagnostics.CHUNK_BYTES
-    # And it runs, here with fewer: no exact gradient any more.
-    row = compare(f, dist, [estimator], key=KEY, draws=1000, adapt_steps=2).rows[0]
-    assert row.mean.shape == (200,)
-    assert np.isfinite(row.variance)
-    assert not row.biased
+    compiled = diagnostics._moments.lower(estimate, KEY, 100_000, chunk).compile()
+    memory = compiled.compiled.memory_analysis()
+    assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 2 * diagnostics.CHUNK_BYTES
+
+
+def test_a_space_too_large_to_enumerate():
+    dist = sg.Bernoulli(normal(4, 200))
+    result = compare(lambda x: jnp.sum(x, axis=-1), dist, [Biased(3)], key=KEY, draws=2000)
+    assert result.reference == "as many draws of RLOO(3)"
+    np.testing.assert_allclose(result.rows[0].mean / result.gradient, 2 / 3, rtol=1)
+    assert result.rows[0].biased
 
 
 @pytest.mark.parametrize("random", [False, True])
@@ -185,24 +181,17 @@ def test_bias_is_found(random):
     assert "BIASED" in str(result)
 
 
-def test_bias_is_found_against_rloo_in_a_large_space():
-    dist = sg.Bernoulli(0.3 * normal(6, 40))
-    f = lambda x: jnp.sum(x, axis=-1)
-    result = compare(f, dist, [Biased(2), sg.RLOO(2)], key=KEY, draws=10_000)
-    assert [row.biased for row in result.rows] == [True, False]
-
-
-@pytest.mark.parametrize("draws", [300, 3000])
-def test_bits_that_hardly_ever_flip_are_not_called_biased(draws):
+def test_bits_that_hardly_ever_flip_are_not_called_biased():
     signs = jnp.sign(normal(7, (4, 12)))
     dist = sg.Bernoulli(signs * jnp.linspace(2.0, 14.0, 48).reshape(4, 12))
     weights = normal(8, 12)
     f = lambda x: jnp.sin(x @ weights) + jnp.sum((x - 0.45) ** 2, axis=-1) - 30.0
-    estimators = [sg.Reinforce(2), sg.RLOO(2), sg.RLOO(4)]
-    for seed in range(3):
-        result = compare(f, dist, estimators, key=jax.random.key(seed), draws=draws)
-        assert result.reference == "the exact gradient"
-        assert not any(row.biased for row in result.rows)
+    result = compare(f, dist, [sg.Reinforce(2), sg.RLOO(4)], key=KEY, draws=3000)
+    assert result.reference == "the exact gradient"
+    for row in result.rows:
+        error = np.sqrt(row.variances / result.draws)
+        assert np.any(np.abs(row.mean - result.gradient) > 10 * error)  # what a plain z-test sees
+        assert not row.biased
 
 
 def test_zero_variance():
@@ -232,26 +221,21 @@ def test_a_gradient_that_is_not_a_number_is_biased():
     assert "nan" in str(result)
 
 
-def test_parameters_that_are_a_pytree():
-    dist = sampled(normalised_distributions()["ising"])
-    result = compare(objective(dist), dist, [sg.RLOO(2)], key=KEY, draws=2000)
-    assert result.rows[0].mean.shape == (2 + 4,)
-    assert not result.rows[0].biased
-
-
 def test_arguments_and_context():
     dist = sg.Bernoulli(normal(11, (2, 3)))
     f = lambda x, weights, power: jnp.sum(weights * x, axis=-1) ** power
     args = (np.arange(3, dtype=np.float32), 2)
     result = compare(f, dist, [sg.RLOO(2)], key=KEY, draws=500, args=args, context=jnp.ones((2, 5)))
-    np.testing.assert_allclose(result.gradient, flat(sg.exact_gradient(f, dist, args=args)), 1e-5)
+    exact = sg.exact_gradient(f, dist, args=args)
+    np.testing.assert_allclose(result.gradient, flat(exact), atol=1e-6)
     assert not result.rows[0].biased
 
 
 @pytest.mark.usefixtures("x64")
 def test_double_precision():
     dist = sg.Bernoulli(normal(12, 3))
-    row = compare(objective(dist), dist, [sg.Rodeo(2)], key=KEY, draws=500, adapt_steps=5).rows[0]
+    estimators = [sg.Reinforce(2, "learned")]
+    row = compare(objective(dist), dist, estimators, key=KEY, draws=500, adapt_steps=5).rows[0]
     assert row.mean.dtype == row.variances.dtype == np.float64
     assert not row.biased
 
@@ -278,16 +262,25 @@ def test_names():
         "RLOO(2) #3",
         "Reinforce(1, baseline='learned')",
         "Rodeo(3, operator=Gibbs(scan='own'), surrogate=MLPSurrogate(hidden=5), local=False)",
-        "Rodeo(2, operator=Zanella(kappa=<function <lambda>>))",
+        "Rodeo(2, operator=Zanella(kappa=<function test_names.<locals>.<lambda>>))",
     ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def small():
     dist = sg.Bernoulli(normal(14, 3))
     exact = Known(sg.exact_gradient(objective(dist), dist))
     estimators = {"<a>, b": sg.RLOO(2), "biased": Biased(2), "exact": exact}
     return compare(objective(dist), dist, estimators, key=KEY, draws=2000)
+
+
+def test_costs(small):
+    assert [row.evaluations for row in small.rows] == [2, 2, 1]
+    for row in small.rows:
+        assert 0 < row.seconds < 60
+        assert row.variance_times_evaluations == row.variance * row.evaluations
+        assert row.variance_times_seconds == row.variance * row.seconds
+    assert small.best is small["exact"]  # biased ones do not count
 
 
 def test_printing(small):
@@ -339,9 +332,10 @@ def test_only_what_learns_needs_optax(monkeypatch):
     dist = sg.Bernoulli(jnp.zeros(2))
     run = lambda **kwargs: compare(lambda x: x[..., 0], dist, key=KEY, draws=2, **kwargs)
     run(estimators=[sg.RLOO(2)])
-    run(estimators=[sg.Rodeo(2)], adapt_steps=0)
-    with pytest.raises(ImportError, match=r"Rodeo\(2\) .*adapt_steps.*steingrad\[experiments\]"):
-        run(estimators=[sg.Rodeo(2)])
+    learned = sg.Reinforce(1, "learned")
+    run(estimators=[learned], adapt_steps=0)
+    with pytest.raises(ImportError, match=r"Reinforce\(.*adapt_steps.*steingrad\[experiments\]"):
+        run(estimators=[learned])
 
 
 def test_import_needs_neither_optax_nor_matplotlib():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import autoregressive_log_prob, distributions, normal, normalised_distributions
 
 import steingrad as sg
+from problems import autoregressive_log_prob, distributions, normal, normalised_distributions
 
 NAMES = list(distributions())
 NORMALISED = list(normalised_distributions())

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
-from problems import largest_difference, normal
 
 import steingrad as sg
+from problems import largest_difference, normal
 from steingrad.models import (
     BernoulliLikelihood,
     GaussianLikelihood,

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import distributions, metropolis, normal, table
 
 import steingrad as sg
+from problems import distributions, metropolis, normal, table
 from steingrad.operators.base import systematic_sample
 
 pytestmark = pytest.mark.usefixtures("x64")

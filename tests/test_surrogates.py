@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import largest_difference, normal
 
 import steingrad as sg
+from problems import largest_difference, normal
 from steingrad.surrogates.piecewise import piecewise_linear
 
 

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import steingrad as sg
 from problems import (
     all_tuples,
     batched,
@@ -17,8 +19,6 @@ from problems import (
     table,
     values_and_gradients,
 )
-
-import steingrad as sg
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -42,7 +42,7 @@ class Train:
     """Train a binary VAE and write a run folder."""
 
     config: Config
-    schedule: Schedule = Schedule()
+    schedule: Schedule = dataclasses.field(default_factory=Schedule)
     preset: Literal["none", "paper"] = "none"
     """`paper`: the published settings for this dataset, likelihood and number of layers; flags
     given beside it win."""
@@ -125,7 +125,7 @@ class Sample:
             raise ConfigError(
                 f"--columns and --rows must be 1 or more, not {self.columns}, {self.rows}."
             )
-        run, task, _, state = load_trained(self.run_folder, self.data_dir)
+        _, task, _, state = load_trained(self.run_folder, self.data_dir)
         model = task.model(state, 0)
         prior_key, observe_key, x_key = jax.random.split(jax.random.key(self.seed), 3)
         drawn = np.asarray(sample_images(model, self.rows * self.columns, key=prior_key))

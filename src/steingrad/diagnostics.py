@@ -87,7 +87,7 @@ def compare(
         params = estimator.init(init_key)
         if adapt_steps and jax.tree.leaves(eqx.filter(params, eqx.is_inexact_array)):
             optimizer = _optimizer(estimator, learning_rate)
-            params = _adapt(estimate, params, optimizer, jax.random.split(adapt_key, adapt_steps))
+            params = _adapt(estimate, params, optimizer, adapt_key, adapt_steps)
         estimate = eqx.Partial(estimate, params)
         seconds, size = _cost(estimate, draw_key)
         at_once = min(draws, chunk or max(1, CHUNK_BYTES // size))
@@ -232,17 +232,19 @@ class _Moments(NamedTuple):
 
 
 @eqx.filter_jit
-def _adapt(estimate: Callable, params: Any, optimizer: Any, keys: PRNGKeyArray) -> Any:
-    """The parameters after one step of the optimizer for each key."""
+def _adapt(estimate: Callable, params: Any, optimizer: Any, key: PRNGKeyArray, steps: int) -> Any:
+    """The parameters of the control variates after so many steps."""
     learned, fixed = eqx.partition(params, eqx.is_inexact_array)
 
     def step(carry, key):
         learned, state = carry
         _, grads = estimate(eqx.combine(learned, fixed), key=key)
-        updates, state = optimizer.update(grads.cv, state, learned)
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes types
+            updates, state = optimizer.update(grads.cv, state, learned)
         return (eqx.apply_updates(learned, updates), state), None
 
-    (learned, _), _ = jax.lax.scan(step, (learned, optimizer.init(learned)), keys)
+    start = learned, optimizer.init(learned)
+    (learned, _), _ = jax.lax.scan(step, start, jax.random.split(key, steps))
     return eqx.combine(learned, fixed)
 
 
@@ -284,7 +286,7 @@ def _moments(estimate: Callable, key: PRNGKeyArray, draws: int, chunk: int) -> _
         g = jax.vmap(draw)(index)
         inside = (index < draws).astype(g.dtype)[:, None]  # the last chunk may be cut short
         added = jnp.sum(inside)
-        here = jnp.sum(inside * g, axis=0) / added
+        here = g[0] + jnp.sum(inside * (g - g[0]), axis=0) / added  # exact if all are the same
         deviation = inside * (g - here)
         total, change = count + added, here - mean
         squares += jnp.sum(deviation**2, axis=0) + change**2 * (count * added / total)

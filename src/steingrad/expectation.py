@@ -1,4 +1,4 @@
-"""The front door: an expectation that `jax.grad` differentiates with the estimator of your choice."""
+"""The front door: an expectation that `jax.grad` differentiates with an estimator."""
 
 from collections.abc import Callable
 from typing import Any

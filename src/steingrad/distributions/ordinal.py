@@ -59,7 +59,8 @@ class Ordinal(IndependentLogits):
 
 def check_values(name: str, values: Any) -> tuple[float, ...]:
     """The values of a coordinate as a tuple; raise unless they are at least two, and distinct."""
-    if isinstance(values, jax.core.Tracer):
+    tracer = jax.core.Tracer  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(values, tracer):
         raise TypeError(
             f"{name}'s values are constants: pass a tuple or a NumPy array of numbers, not an "
             "array that JAX is tracing."

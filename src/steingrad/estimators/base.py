@@ -145,9 +145,8 @@ def mean_of_squares(tree: Any) -> Float[Array, ""]:
     """The mean over all numbers in a pytree of their squares."""
     leaves = jax.tree.leaves(tree)
     dtype = compute_dtype(*leaves)
-    return sum(jnp.sum(leaf.astype(dtype) ** 2) for leaf in leaves) / sum(
-        leaf.size for leaf in leaves
-    )
+    squares = jnp.stack([jnp.sum(leaf.astype(dtype) ** 2) for leaf in leaves])
+    return jnp.sum(squares) / sum(leaf.size for leaf in leaves)
 
 
 def weighted_mean(coefficients: Float[Array, "samples ..."], score: Any) -> Any:

@@ -1,5 +1,6 @@
 """REBAR: REINFORCE with f at a continuous relaxation of the state as control variate."""
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -55,7 +56,8 @@ class Rebar(Estimator):
         return 3 * self.num_samples
 
     def init(self, key: PRNGKeyArray) -> dict[str, Any]:
-        return {"log_temperature": jnp.log(0.1), "scale": jnp.ones(())}
+        # Of a definite type: a weak one would change in the first step of an optimiser.
+        return {"log_temperature": jnp.full((), math.log(0.1), float), "scale": jnp.ones(())}
 
     def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None, context=None):
         check_samples(self, dist, x, fx)

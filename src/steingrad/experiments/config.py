@@ -45,7 +45,7 @@ class Config:
     neighbourhood: Literal["full", "sparse"] = "full"
     """RODEO with barker and mpf: any other value of a coordinate, or one step up and down."""
     damping: float = 0.0
-    """RODEO: added to the denominator of ratios (paper's mpf and difference: 1e-3, not unbiased)."""
+    """RODEO: added to the denominator of ratios (paper's mpf and difference: 1e-3, biased)."""
     coordinates: int | None = None
     """RODEO: visit this many coordinates, drawn at random (default and paper: all)."""
     surrogate: SurrogateName = "mlp"
@@ -70,7 +70,7 @@ class Config:
     layer_sizes: tuple[int, ...] = (200,)
     """Bits of each stochastic layer, from the image up (paper: 200 each)."""
     common_random_numbers: bool = False
-    """Several layers: the layers above use the same random numbers for all K samples (paper: no)."""
+    """Several layers: the same random numbers above for all K samples (paper: no)."""
     average_decoder: bool = False
     """Several layers: the decoder's gradient averages over the K samples of the first layer, in
     place of one ancestral sample (paper: no)."""
@@ -106,7 +106,7 @@ class Config:
                 )
         if not self.layer_sizes or min(self.layer_sizes) < 1 or min(self.hidden, default=1) < 1:
             raise ConfigError(
-                f"Layers need one unit or more: layer sizes {self.layer_sizes}, hidden {self.hidden}."
+                f"Layers need one unit or more: sizes {self.layer_sizes}, hidden {self.hidden}."
             )
         if self.network == "resnet" and len(self.layer_sizes) > 1:
             raise ConfigError(
@@ -123,14 +123,12 @@ class Config:
     def build_operator(self) -> operators.Operator:
         m = self.coordinates
         if self.operator == "gibbs":
-            return operators.Gibbs(self.scan, m)
-        if self.operator == "barker":
-            return operators.Barker(self.neighbourhood, self.damping, m)
-        if self.operator == "mpf":
-            return operators.MPF(self.neighbourhood, self.damping, m)
-        if self.operator == "birth_death":
-            return operators.BirthDeath(self.damping, m)
-        return operators.Difference(self.damping, m)
+            return operators.Gibbs(scan=self.scan, num_coordinates=m)
+        if self.operator in ("barker", "mpf"):
+            kind = operators.Barker if self.operator == "barker" else operators.MPF
+            return kind(neighbourhood=self.neighbourhood, damping=self.damping, num_coordinates=m)
+        kind = operators.BirthDeath if self.operator == "birth_death" else operators.Difference
+        return kind(damping=self.damping, num_coordinates=m)
 
     def build_surrogate(self) -> surrogates.Surrogate:
         if self.surrogate == "linear":
@@ -167,7 +165,8 @@ class Config:
 
     def _build_relaxed(self, pixels: int, layer: int) -> estimators.Estimator:
         if self.estimator == "relax" and self.relax_surrogate:
-            return estimators.Relax(self.samples, surrogate=self.build_surrogate())
+            surrogate = surrogates.MLPSurrogate(self.surrogate_hidden, self.surrogate_layers)
+            return estimators.Relax(self.samples, surrogate=surrogate)
         if self.samples % 3:
             raise ConfigError(
                 f"{self.estimator} evaluates the objective 3 times a sample, so --samples (the "
@@ -223,7 +222,10 @@ def from_json(fields: Mapping[str, Any]) -> Config:
         raise ConfigError(
             f"The stored configuration has settings this version does not know: {sorted(unknown)}."
         )
-    return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+    settings: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()
+    }
+    return Config(**settings)
 
 
 def differences(stored: Config, given: Config) -> dict[str, tuple[Any, Any]]:

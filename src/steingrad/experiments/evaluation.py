@@ -26,7 +26,7 @@ class Bounds(NamedTuple):
 def evaluate(
     model: VAE, images: UInt8[np.ndarray, "images pixels"], samples: int, key: PRNGKeyArray
 ) -> Bounds:
-    r"""ELBO and $E[\log \frac1S \sum_s p(y, x_s) / q(x_s \mid y)]$ over all images, $S$ = `samples`.
+    r"""ELBO and $E[\log \frac1S \sum_s p(y, x_s) / q(x_s \mid y)]$ over images, $S$ = `samples`.
 
     Images and samples are taken a few at a time, so that any number of either fits in memory.
     """

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from .runs import Run
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 # Told apart in black and white, too.
 STYLES = ("-", "--", ":", "-.")

@@ -136,7 +136,8 @@ class Trainer(NamedTuple):
         updates, optimizer = self.optimizer.update(
             jax.tree.map(jnp.negative, ascent), state.optimizer, state.model
         )
-        cv, cv_optimizer = state.cv, state.cv_optimizer
+        cv: Any = state.cv
+        cv_optimizer = state.cv_optimizer
         if adapt:
             cv_updates, cv_optimizer = self.cv_optimizer.update(grads.cv, cv_optimizer, cv)
             cv = optax.apply_updates(cv, cv_updates)
@@ -181,7 +182,7 @@ class Batches(NamedTuple):
 def grad_variance(state: State, step: int) -> Float[Array, ""]:
     """The variance of the encoders' gradient, averaged over their weights."""
     correction = 1 - DECAY**step
-    total = lambda tree: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(tree))
+    total = lambda tree: jnp.sum(jnp.stack([jnp.sum(leaf) for leaf in jax.tree.leaves(tree)]))
     square = total(state.grad_square) / correction
     mean = total(jax.tree.map(lambda m: (m / correction) ** 2, state.grad_mean))
     return (square - mean) / sum(leaf.size for leaf in jax.tree.leaves(state.grad_mean))

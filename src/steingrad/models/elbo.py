@@ -1,6 +1,7 @@
-"""The gradient of the ELBO: encoders by the estimator, layer by layer, decoders by back-propagation."""
+"""The gradient of the ELBO: encoders by estimators, decoders by back-propagation."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -40,37 +41,27 @@ def elbo_and_grad(
     With several, its gradient comes from the ancestral sample, as in the paper, or from the $K$
     samples of the first layer, if `average_decoder`.
 
-    Every layer has an estimator and the parameters of its control variates, `cv[l]`; their gradients are those of the
-    mean over batch and coordinates of $g^2$, $g$ being the gradient for each element of the batch.
+    Every layer has an estimator and the parameters of its control variates, `cv[l]`. The gradients
+    of these are for the mean over batch and coordinates of $g^2$, $g$ being the gradient for each
+    element of the batch.
     """
     decoder_from_samples = model.num_layers == 1 or average_decoder
-    below, ancestral = y, []
-    encoder_grads, cv_grads = [], []
-    value, generative_grad = None, None
-
-    for layer, encoder in enumerate(model.encoders):
-        key, layer_key, sample_key = jax.random.split(key, 3)
-        logits, pull_back = eqx.filter_vjp(lambda e, below=below: e(below), encoder)
+    below, value, generative_grad = y, jnp.zeros(()), None
+    ancestral, encoder_grads, cv_grads = [], [], []
+    for layer, layer_key in enumerate(jax.random.split(key, model.num_layers)):
+        estimate_key, sample_key = jax.random.split(layer_key)
+        logits, pull_back = eqx.filter_vjp(lambda e, below=below: e(below), model.encoders[layer])
         q = Bernoulli(logits)
-
-        def f(x, generative, *, key, layer=layer, below=below, q=q):
-            whole = with_generative(model, generative)
-            log_weight = lambda x: whole.log_weight_from(layer, below, q, x, key=key)
-            return jax.vmap(log_weight)(x) if common_random_numbers else log_weight(x)
-
-        run = lambda f, *args: estimators[layer].value_and_grad(
-            f,
-            q,
-            cv[layer],
-            key=layer_key,
-            args=args,
-            context=below,  # noqa: B023
-        )
+        f = partial(_log_weight, model, layer, below, q, common_random_numbers)
+        settings: dict[str, Any] = {"key": estimate_key, "context": below}
         if layer == 0 and decoder_from_samples:
-            value, grads = run(f, model.generative)
+            value, grads = estimators[layer].value_and_grad(
+                f, q, cv[layer], args=(model.generative,), **settings
+            )
             generative_grad = grads.args[0]
         else:
-            _, grads = run(lambda x, *, key, f=f: f(x, model.generative, key=key))
+            fixed = partial(f, generative=model.generative)
+            _, grads = estimators[layer].value_and_grad(fixed, q, cv[layer], **settings)
         encoder_grads.append(pull_back(grads.parameters)[0])
         # From the gradient of the batch's mean to that of each of its elements.
         cv_grads.append(jax.tree.map(lambda g: g * y.shape[0] ** 2, grads.cv))
@@ -81,6 +72,13 @@ def elbo_and_grad(
     if not decoder_from_samples:
         value, generative_grad = _ancestral_gradient(model, ancestral)
     return value, ElboGradients(tuple(encoder_grads), generative_grad, tuple(cv_grads))
+
+
+def _log_weight(model, layer, below, q, common_random_numbers, x, generative, *, key):
+    """The objective of a layer: the terms of the ELBO from there up."""
+    whole = with_generative(model, generative)
+    log_weight = lambda x: whole.log_weight_from(layer, below, q, x, key=key)
+    return jax.vmap(log_weight)(x) if common_random_numbers else log_weight(x)
 
 
 def _ancestral_gradient(model: VAE, ancestral: list) -> tuple[Float[Array, ""], Any]:

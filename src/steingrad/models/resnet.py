@@ -80,7 +80,7 @@ def convolve(x: Array, weight: Array, stride: int, padding: str) -> Array:
 
 
 class Block(eqx.Module):
-    """Two convolutions with ReLU and a skip; `resize` halves ("down") or doubles ("up") the size."""
+    """Two convolutions with ReLU and a skip; `resize` is "down" (by two), "up" or `None`."""
 
     first: Conv | UpConv
     second: Conv

@@ -1,5 +1,6 @@
 """Binary VAEs: one or several layers of stochastic bits between a prior and an image."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -98,7 +99,7 @@ def mlp_vae(
     affine maps)."""
     sizes = (pixels, *layer_sizes)
     keys = jax.random.split(key, (2, len(layer_sizes)))
-    pairs = list(zip(sizes[:-1], sizes[1:], strict=True))
+    pairs = list(itertools.pairwise(sizes))
     return VAE(
         tuple(MLP(a, hidden, b, key=k) for (a, b), k in zip(pairs, keys[0], strict=True)),
         tuple(MLP(b, hidden, a, key=k) for (a, b), k in zip(pairs, keys[1], strict=True)),

@@ -143,7 +143,7 @@ class Operator(eqx.Module):
 
 
 def systematic_sample(start: Int[Array, "..."], m: int, d: int) -> Int[Array, "... m"]:
-    """`m` distinct coordinates out of `d`, evenly spaced; each is in it for `m` of the `d` starts."""
+    """`m` of `d` coordinates, evenly spaced: each is among them for `m` of the `d` starts."""
     return (start[..., None] + d * jnp.arange(m, dtype=start.dtype)) // m
 
 

@@ -41,7 +41,8 @@ class TransitionMatrix(Operator):
                 raise ValueError(
                     f"TransitionMatrix needs a matrix of shape [..., N, N], but was given {shape}."
                 )
-            if not isinstance(self.matrix, jax.core.Tracer):
+            tracer = jax.core.Tracer  # pyright: ignore[reportAttributeAccessIssue]
+            if not isinstance(self.matrix, tracer):
                 values = np.asarray(self.matrix, np.float64)
                 if (values < 0).any() or not np.allclose(values.sum(-1), 1, atol=1e-5):
                     raise ValueError(
@@ -52,7 +53,7 @@ class TransitionMatrix(Operator):
 
     def transition(self, dist: Distribution) -> Float[Array, "... states states"]:
         """The matrix for this distribution, of shape `[*batch, N, N]`."""
-        matrix = self.matrix(dist) if callable(self.matrix) else self.matrix
+        matrix: Any = self.matrix(dist) if callable(self.matrix) else self.matrix
         n = dist.num_states
         if matrix.shape[-2:] != (n, n):
             raise ValueError(

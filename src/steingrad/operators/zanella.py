@@ -13,9 +13,8 @@ from ..distributions.base import Distribution
 from .base import Operator, check_damping, check_num_coordinates, damped_log_ratio
 
 
-NEIGHBOURHOOD = dict(
-    static=True, converter=lambda n: n if isinstance(n, str) else tuple(n), default="full"
-)
+def as_neighbourhood(given: str | Sequence[int]) -> str | tuple[int, ...]:
+    return given if isinstance(given, str) else tuple(given)
 
 
 class LocallyBalanced(Operator):
@@ -70,7 +69,9 @@ class Zanella(LocallyBalanced):
     """
 
     kappa: Callable[[Float[Array, "..."]], Float[Array, "..."]] = eqx.field(static=True)
-    neighbourhood: str | tuple[int, ...] = eqx.field(**NEIGHBOURHOOD)
+    neighbourhood: str | tuple[int, ...] = eqx.field(
+        static=True, converter=as_neighbourhood, default="full"
+    )
     damping: float = eqx.field(static=True, default=0.0)
     num_coordinates: int | None = eqx.field(static=True, default=None)
 
@@ -91,7 +92,9 @@ class MPF(LocallyBalanced):
     Array([[2.]], dtype=float32)
     """
 
-    neighbourhood: str | tuple[int, ...] = eqx.field(**NEIGHBOURHOOD)
+    neighbourhood: str | tuple[int, ...] = eqx.field(
+        static=True, converter=as_neighbourhood, default="full"
+    )
     damping: float = eqx.field(static=True, default=0.0)
     num_coordinates: int | None = eqx.field(static=True, default=None)
 
@@ -110,7 +113,9 @@ class Barker(LocallyBalanced):
     Array([[0.8]], dtype=float32)
     """
 
-    neighbourhood: str | tuple[int, ...] = eqx.field(**NEIGHBOURHOOD)
+    neighbourhood: str | tuple[int, ...] = eqx.field(
+        static=True, converter=as_neighbourhood, default="full"
+    )
     damping: float = eqx.field(static=True, default=0.0)
     num_coordinates: int | None = eqx.field(static=True, default=None)
 

@@ -45,7 +45,7 @@ class Surrogate(eqx.Module):
         row: Neighbours,
         x: Float[Array, "samples ..."],
         fx: Float[Array, "samples ..."],
-        dfx: Float[Array, "samples ..."] | None,
+        dfx: Any,
         f: Callable[[Array], Array] | None = None,
     ) -> tuple[Values, Values]:
         r"""$h_k$ and $h^*_k$ at $x_k$ and at its neighbours, for every sample $k$."""

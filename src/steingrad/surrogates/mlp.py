@@ -1,5 +1,7 @@
 """The paper's surrogate: a small network of the other samples' values and gradients."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -79,13 +81,13 @@ class MLPSurrogate(Surrogate):
         t = t_self[..., None, None] + row.linear_change(df_j, x)
         return self._values(params, f_j, t_self, t, lambda h: jnp.mean(h, axis=0))
 
-    def _values(self, params, value, t_self, t, average=lambda h: h):
+    def _values(self, params: Any, value: Array, t_self: Array, t: Array, average=lambda h: h):
         """H and H* at the neighbours and at the samples themselves."""
         at_self = self.network(params, value, t_self)
         if self.layers == 1:
             cast = jax.tree.map(lambda p: p.astype(t.dtype), params)
             points = t.reshape(*value.shape, -1)
-            outputs = piecewise_linear(cast, value, points, self.slope)
+            outputs: Any = piecewise_linear(cast, value, points, self.slope)
             at_neighbours = [outputs[..., k, :].reshape(t.shape) for k in (0, 1)]
         else:
             at_neighbours = self.network(params, value[..., None, None], t)

@@ -1,0 +1,144 @@
+"""The time of a full training step: data, networks, estimator, Adam, control variates, variance.
+
+    python benchmarks/steps.py single hierarchical resnet
+
+Data are random images of MNIST's size: timing does not need the real ones.
+"""
+
+import argparse
+import time
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from timing import race, save, show, summarise
+
+from steingrad.data import Dataset
+from steingrad.experiments import Config
+from steingrad.experiments.step import Trainer
+from steingrad.models import BernoulliLikelihood, mlp_vae
+
+STEPS = 20
+
+
+def fake_dataset() -> Dataset:
+    images = np.random.default_rng(0).integers(0, 256, (5000, 784), dtype=np.uint8)
+    return Dataset("mnist", (28, 28), images, images[:100], images[:100], {})
+
+
+def contestant(config: Config, steps: int = STEPS):
+    """A call that makes `steps` training steps, and the seconds its compilation took."""
+    dataset = fake_dataset()
+    build = lambda key: config.build_model(dataset, key)
+    estimators = tuple(config.build_estimator(784, i) for i in range(len(config.layer_sizes)))
+    trainer = Trainer(config, build(jax.random.key(0)), estimators, steps)
+    state = trainer.init(1, build)
+    images = jnp.asarray(dataset.train)
+    number = lambda n: jnp.asarray(n, jnp.int32)
+    arguments = (state, number(1), images, number(0), number(steps))
+    start = time.perf_counter()
+    compiled = jax.jit(trainer.run).lower(*arguments).compile()
+    return partial(compiled, *arguments), time.perf_counter() - start
+
+
+def bare_contestant(samples: int, steps: int = STEPS):
+    """RLOO by hand: sampling, forward and backward pass and Adam in one loop, nothing else."""
+    model = mlp_vae(784, (200,), (200, 200), BernoulliLikelihood(), key=jax.random.key(0))
+    params, rest = eqx.partition(model, eqx.is_inexact_array)
+    optimizer = optax.adam(1e-3)
+    images = jnp.asarray(fake_dataset().train)
+
+    def loss(params, y, key):
+        model = eqx.combine(params, rest)
+        logits = model.encoders[0](y)
+        theta = jax.nn.sigmoid(logits)
+        x = (jax.random.uniform(key, (samples, *logits.shape)) < theta).astype(jnp.float32)
+        x = jax.lax.stop_gradient(x)
+        log_q = jnp.sum(x * logits - jax.nn.softplus(logits), axis=-1)
+        outputs = model.decoders[0](x)
+        log_p = jnp.sum(y * outputs - jax.nn.softplus(outputs), axis=-1)
+        f = jax.lax.stop_gradient(log_p - log_q)
+        advantage = f - (jnp.sum(f, axis=0) - f) / (samples - 1)
+        return -jnp.mean(log_p + advantage * log_q)
+
+    def step(i, carry):
+        params, state = carry
+        batch_key, x_key = jax.random.split(jax.random.fold_in(jax.random.key(1), i))
+        batch = jax.lax.dynamic_slice_in_dim(images, i * 100 % 5000, 100)
+        y = jax.random.bernoulli(batch_key, batch.astype(jnp.float32) / 255).astype(jnp.float32)
+        updates, state = optimizer.update(jax.grad(loss)(params, y, x_key), state)
+        return optax.apply_updates(params, updates), state
+
+    run = jax.jit(lambda carry: jax.lax.fori_loop(0, steps, step, carry))
+    carry = (params, optimizer.init(params))
+    return lambda: run(carry)
+
+
+def per_step(seconds: dict[str, list[float]], steps: int = STEPS) -> dict[str, list[float]]:
+    return {name: [s / steps for s in times] for name, times in seconds.items()}
+
+
+def single() -> None:
+    """One stochastic layer, K = 2 and 3."""
+    for samples, names in (
+        (2, ("rloo", "double_cv", "disarm", "rodeo")),
+        (3, ("rloo", "double_cv", "arms", "rodeo", "relax")),
+    ):
+        contestants, compilation = {"bare RLOO": bare_contestant(samples)}, {}
+        for name in names:
+            config = Config(estimator=name, samples=samples, dataset="mnist")  # pyright: ignore
+            contestants[name], compilation[name] = contestant(config)
+        result = summarise(per_step(race(contestants)), "rloo")
+        targets = {"rodeo": f"≤ {1.4 if samples == 2 else 1.8}", "relax": "≤ 3.5",
+                   "double_cv": "≤ 1.1", "disarm": "≤ 1.1", "arms": "≤ 1.1",
+                   "bare RLOO": "≥ 0.87"}  # fmt: skip
+        show(f"Training step, K = {samples}: ratio to RLOO", result, targets)
+        print("Compilation, s:", {k: round(v, 1) for k, v in compilation.items()})
+        save(f"steps-k{samples}", {"steps": result, "compilation_seconds": compilation})
+
+
+def hierarchical() -> None:
+    """Two to four stochastic layers of affine maps, K = 2."""
+    published = {
+        2: (4.33, 3.54, 6.79), 3: (7.69, 6.09, 10.61), 4: (11.67, 9.53, 14.91),
+    }  # fmt: skip
+    everything = {}
+    for layers, (double_cv, disarm, rodeo) in published.items():
+        contestants = {
+            name: contestant(
+                Config(estimator=name, dataset="mnist", layer_sizes=(200,) * layers, hidden=())
+            )[0]
+            for name in ("disarm", "double_cv", "rodeo")
+        }
+        result = summarise(per_step(race(contestants)), "disarm")
+        notes = {"double_cv": f"published {double_cv / disarm:.2f}",
+                 "rodeo": f"published {rodeo / disarm:.2f}", "disarm": ""}  # fmt: skip
+        show(f"{layers} stochastic layers, K = 2: ratio to DisARM", result, notes)
+        everything[f"layers-{layers}"] = result
+    save("steps-hierarchical", everything)
+
+
+def resnet() -> None:
+    """The ResNet VAE, K = 2."""
+    contestants = {
+        name: contestant(Config(estimator=name, dataset="mnist", network="resnet"), 1)[0]
+        for name in ("rloo", "rodeo")
+    }
+    result = summarise(race(contestants, rounds=7), "rloo")
+    show("ResNet VAE, K = 2: ratio to RLOO", result, {"rodeo": "published 1.09"})
+    save("steps-resnet", {"steps": result})
+
+
+def main() -> None:
+    parts = {"single": single, "hierarchical": hierarchical, "resnet": resnet}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", default=list(parts), choices=list(parts))
+    for part in parser.parse_args().parts:
+        parts[part]()
+
+
+if __name__ == "__main__":
+    main()
