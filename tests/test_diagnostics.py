@@ -122,9 +122,11 @@ def test_adaptation():
     variance = lambda estimator: flat(moments(estimator, None, dist, f)[1]).sum()
     assert result["rodeo"].variance < 0.5 * variance(sg.RLOO(2))  # where it starts
     mean = float(sg.exact_expectation(f, dist))
-    assert variance(sg.Reinforce(1)) > 10 * variance(sg.Reinforce(1, mean))
-    for baseline in ("moving_average", "learned"):
-        assert result[baseline].variance < 1.2 * variance(sg.Reinforce(1, mean))
+    np.testing.assert_allclose(
+        result["moving_average"].variance, variance(sg.Reinforce(1, mean)), rtol=0.15
+    )
+    # Adam, slower than an average, has come most of the way from zero by then.
+    assert result["learned"].variance < 0.1 * variance(sg.Reinforce(1))
 
 
 def test_chunks_make_no_difference():
@@ -159,10 +161,10 @@ def test_a_hundred_thousand_draws_of_200_bits_fit_in_memory(estimator):
 
 def test_a_space_too_large_to_enumerate():
     dist = sg.Bernoulli(normal(4, 200))
-    result = compare(lambda x: jnp.sum(x, axis=-1), dist, [Biased(3)], key=KEY, draws=2000)
+    result = compare(lambda x: x[..., 0], dist, [Biased(3), sg.RLOO(2)], key=KEY, draws=2000)
     assert result.reference == "as many draws of RLOO(3)"
-    np.testing.assert_allclose(result.rows[0].mean / result.gradient, 2 / 3, rtol=1)
-    assert result.rows[0].biased
+    np.testing.assert_allclose(result.rows[0].mean[0], 2 / 3 * result.gradient[0], rtol=0.1)
+    assert [row.biased for row in result.rows] == [True, False]
 
 
 @pytest.mark.parametrize("random", [False, True])

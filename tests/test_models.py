@@ -120,7 +120,7 @@ def test_gradients_of_every_weight(layer_sizes, option):
         jax.tree.map(lambda p: p + 0.5, estimator.init(jax.random.key(i)))
         for i in range(model.num_layers)
     )
-    means, errors = mean_gradients(model, y, estimator, cv, draws=40_000, **option)
+    means, errors = mean_gradients(model, y, estimator, cv, draws=20_000, **option)
     arrays, rest = eqx.partition(model, eqx.is_inexact_array)
     exact = jax.grad(lambda a: exact_elbo(eqx.combine(a, rest), y))(arrays)
     expected = jax.tree.leaves((exact.encoders, exact.generative))

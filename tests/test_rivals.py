@@ -248,13 +248,12 @@ class TestRelations:
 
 
 LEARNED = ["double_cv", "rebar", "relax", "modified_relax"]
+ADAPTED = [(bits, name) for name in LEARNED]
+ADAPTED += [(categories, name) for name in ("rebar", "modified_relax")]
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(
-    ("dist", "name"),
-    [(bits, n) for n in LEARNED] + [(categories, "rebar"), (categories, "modified_relax")],
-)
+@pytest.mark.parametrize(("dist", "name"), ADAPTED)
 def test_cv_gradient_is_that_of_the_mean_square(dist, name):
     """By finite differences, along each scalar and along random directions for the networks."""
     estimator = (BITS if dist is bits else CATEGORIES)[name]

@@ -88,18 +88,33 @@ def test_every_estimator_trains(estimator, samples, tmp_path):
     assert np.isfinite(final["test_bound"])
 
 
+QUICK_SETTINGS = [
+    {"operator": "barker", "neighbourhood": "sparse", "coordinates": 2},
+    {"surrogate": "pooled", "samples": 3, "scan": "own"},
+    {"likelihood": "gaussian", "learning_rate": 1e-4, "adapt_every": 3},
+    {"layer_sizes": (6, 5), "hidden": (), "common_random_numbers": True},
+]
+SLOW_SETTINGS = [
+    {"operator": "mpf", "damping": 1e-3},
+    {"operator": "difference", "damping": 1e-3},
+    {"operator": "birth_death"},
+    {"surrogate": "linear"},
+    {"surrogate": "exact"},
+    {"surrogate_layers": 2},
+    {"loo": False, "local": False},
+    {"network": "resnet"},
+    {"layer_sizes": (6, 5, 4), "hidden": (7,), "average_decoder": True},
+    {"estimator": "reinforce", "baseline": "moving_average"},
+    {"estimator": "reinforce", "baseline": "learned"},
+    {"estimator": "relax", "relax_surrogate": True},
+]
+
+
 @pytest.mark.parametrize(
     "settings",
-    [{"operator": "barker", "neighbourhood": "sparse"}, {"operator": "mpf", "damping": 1e-3},
-     {"operator": "difference", "damping": 1e-3}, {"operator": "birth_death"}, {"scan": "own"},
-     {"surrogate": "pooled", "samples": 3}, {"surrogate": "linear"}, {"surrogate": "exact"},
-     {"surrogate_layers": 2}, {"coordinates": 2}, {"loo": False, "local": False},
-     {"adapt_every": 3}, {"likelihood": "gaussian", "learning_rate": 1e-4},
-     {"layer_sizes": (6, 5), "hidden": ()},
-     {"estimator": "reinforce", "baseline": "moving_average"},
-     {"estimator": "relax", "relax_surrogate": True}],
+    [*QUICK_SETTINGS, *(pytest.param(s, marks=pytest.mark.slow) for s in SLOW_SETTINGS)],
     ids=lambda settings: "-".join(map(str, settings.values())),
-)  # fmt: skip
+)
 def test_every_setting_trains(settings, tmp_path):
     config = dataclasses.replace(SMALL, steps=20, **settings)
     run = train(config, tmp_path / "run", schedule=SCHEDULE, quiet=True)
@@ -145,7 +160,7 @@ def command(*arguments):
 def test_kill_and_resume(tmp_path):
     """SIGKILL at some moment after the first checkpoint, then --resume."""
     arguments = [
-        "train", "--steps", 3000, "--layer-sizes", 20, "--hidden", 30, "--report-every", 100,
+        "train", "--steps", 1500, "--layer-sizes", 20, "--hidden", 30, "--report-every", 100,
         "--checkpoint-every", 100, "--bound-samples", 5, "--surrogate-hidden", 10,
     ]  # fmt: skip
     killed, whole = tmp_path / "killed", tmp_path / "whole"
@@ -159,7 +174,7 @@ def test_kill_and_resume(tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     reached = Run(killed).checkpoints()[0].name
-    assert "checkpoint-0000003000" not in reached, "killed too late to show anything"
+    assert "checkpoint-0000001500" not in reached, "killed too late to show anything"
     for out, extra in ((killed, ["--resume"]), (whole, [])):
         done = subprocess.run(
             command(*arguments, "--out", out, *extra), capture_output=True, text=True, timeout=300

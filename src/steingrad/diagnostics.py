@@ -25,7 +25,7 @@ from .exact import exact_gradient
 EXACT_STATES = 2**16  # enumerate up to here, counted over the whole batch
 CHUNK_BYTES = 2**26
 TIMED_CALLS, TIMED_SECONDS = 10, 0.1  # at least
-MOVING_AVERAGE_DECAY = 0.99
+DECAY = 0.99  # of a moving-average baseline
 SIGNIFICANCE = 1e-4
 ROUNDING = 16  # in units of the last place of f
 # Bits with large logits hardly ever flip, and where the draws happen to miss it their variance
@@ -50,29 +50,27 @@ def compare(
     r"""Run each estimator on your own $f$ and $q$; tell its variance, its cost and its bias.
 
     `estimators` is a list, or a dictionary that names them; `f`, `args` and `context` are as in
-    `expectation`. Control variates with something to learn first take `adapt_steps` steps of Adam,
-    which needs `optax` (a moving-average baseline: its average, with decay 0.99). Then all stays
-    fixed over `draws` independent estimates, made `chunk` at a time (default: by memory, 64 MB).
+    `expectation`. Control variates that learn first take `adapt_steps` steps of Adam, with optax (a
+    moving-average baseline: its average, with decay 0.99); then all stays fixed over `draws`
+    independent estimates, made `chunk` at a time (default: what takes about 64 MB).
 
-    The gradient is that of the mean over the batch, its variance the sum (the trace) over all
-    parameters, its time that of one `value_and_grad` with all that it returns. What a budget buys
-    is variance × evaluations if $f$ is costly, else variance × time.
+    Gradients are those of the mean over the batch; the variance is summed over all parameters (the
+    trace); the time is that of one `value_and_grad` with all that it returns. What a budget buys is
+    variance × evaluations if $f$ is costly, else variance × time.
 
     Each parameter's z-score, $(\text{mean} - \text{reference}) / \text{standard error}$, is against
-    the exact gradient where it can be enumerated (an `f` without `key`, at most $2^{16}$ states
-    over the whole batch), else against as many draws of RLOO. It is 0 where rounding, or a handful
-    of rare events that the draws happened to miss, may explain the difference.
+    the exact gradient if `f` takes no key and there are at most $2^{16}$ states (over the whole
+    batch), else against as many draws of RLOO. It is 0 where rounding, or a few rare events that
+    the draws happened to miss, may explain the difference.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> f = lambda x: jnp.sum((x - 0.45) ** 2, axis=-1)
     >>> result = compare(f, sg.Bernoulli(jnp.zeros(3)), [sg.Reinforce(2), sg.RLOO(2)],
     ...                  key=jax.random.key(0), draws=1000)
-    >>> [row.name for row in result.rows], result["RLOO(2)"].evaluations
-    (['Reinforce(2)', 'RLOO(2)'], 2)
     >>> result["RLOO(2)"].variance < result["Reinforce(2)"].variance
     True
-    >>> any(row.biased for row in result.rows), result.reference
-    (False, 'the exact gradient')
+    >>> [row.biased for row in result.rows], result.reference
+    ([False, False], 'the exact gradient')
     """
     named = _named(estimators, dist)
     limits = {"draws": (draws, 2), "adapt_steps": (adapt_steps, 0), "chunk": (chunk, 1)}
@@ -86,21 +84,22 @@ def compare(
         estimate = eqx.Partial(estimator.value_and_grad, f, dist, args=args, context=context)
         params = estimator.init(init_key)
         if adapt_steps and jax.tree.leaves(eqx.filter(params, eqx.is_inexact_array)):
-            optimizer = _optimizer(estimator, learning_rate)
+            optax = _import("optax", f"{_name(estimator)} with adapt_steps > 0")
+            averages = isinstance(estimator, Reinforce) and estimator.baseline == "moving_average"
+            optimizer = optax.sgd(1 - DECAY) if averages else optax.adam(learning_rate)
             params = _adapt(estimate, params, optimizer, adapt_key, adapt_steps)
         estimate = eqx.Partial(estimate, params)
         seconds, size = _cost(estimate, draw_key)
         at_once = min(draws, chunk or max(1, CHUNK_BYTES // size))
         return seconds, jax.tree.map(np.asarray, _moments(estimate, draw_key, draws, at_once))
 
-    reference_key, key = jax.random.split(key)
     if takes_key(f) or dist.num_states * math.prod(dist.batch_shape) > EXACT_STATES:
         rloo = RLOO(max(2, *(estimator.num_samples for estimator in named.values())))
-        truth, reference = measure(rloo, reference_key)[1], f"as many draws of {_name(rloo)}"
+        _, truth = measure(rloo, jax.random.fold_in(key, len(named)))
+        reference = f"as many draws of {_name(rloo)}"
     else:
         gradient = np.asarray(_flatten(eqx.filter_jit(exact_gradient)(f, dist, args=args)))
-        zero = np.zeros_like(gradient)
-        truth, reference = _Moments(gradient, zero, zero[0], zero[0]), "the exact gradient"
+        truth, reference = _Moments(gradient, 0 * gradient, 0.0, 0.0), "the exact gradient"
 
     rows = []
     for i, (name, estimator) in enumerate(named.items()):
@@ -174,11 +173,10 @@ class Comparison:
                 note = " (biased)" if row.biased else "" if row.variance else " (variance 0)"
                 marker = "k" + "osD^v<>pPX*hd8"[i % 14]
                 ax.loglog(x[i], y[i], marker, fillstyle="none", label=row.name + note)
-            ax.margins(0.2)
+            ax.set(xlabel=f"{cost} for one estimate", xmargin=0.2, ymargin=0.2)
             ends = np.asarray(ax.get_xlim())
             best = np.min(x * y, where=[not row.biased for row in self.rows], initial=np.inf)
             ax.plot(ends, best / ends, "k:", scalex=False, scaley=False)
-            ax.set_xlabel(f"{cost} for one estimate")
             ax.tick_params(axis="x", which="both", rotation=45)
         counts = sorted({row.evaluations for row in self.rows})
         axes[0].set_xticks(counts, map(str, counts))
@@ -193,8 +191,8 @@ class Comparison:
         head = "estimator,f evals,time/ms,‖mean‖,variance,var × evals,var × ms,max |z|,p,"
         cells: list[list[str]] = [[*head.split(",")]]
         for row in self.rows:
-            numbers = [1e3 * row.seconds, np.linalg.norm(row.mean), row.variance]
-            numbers += [row.variance_times_evaluations, 1e3 * row.variance_times_seconds]
+            numbers = (1e3 * row.seconds, np.linalg.norm(row.mean), row.variance)
+            numbers += (row.variance_times_evaluations, 1e3 * row.variance_times_seconds)
             numbers = [*(f"{number:.3g}" for number in numbers), f"{row.largest_z:.2f}"]
             mark = "BIASED" if row.biased else "best" if row is self.best else ""
             cells.append([row.name, str(row.evaluations), *numbers, f"{row.p_value:.2g}", mark])
@@ -218,14 +216,12 @@ class Comparison:
     def _repr_html_(self) -> str:
         rows = ["".join(f"<td>{html.escape(c)}</td>" for c in row) for row in self._cells()]
         rows[0] = rows[0].replace("td>", "th>")
-        table = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<table>{table}</table><p>{html.escape(self._caption())}</p>"
+        table = f"<table><tr>{'</tr><tr>'.join(rows)}</tr></table>"
+        return table + f"<p>{html.escape(self._caption())}</p>"
 
 
 class _Moments(NamedTuple):
-    """Of many draws of the gradient, flattened."""
-
-    mean: Any
+    mean: Any  # of the flattened gradient
     variance: Any
     largest: Any  # deviation from the mean, over draws and parameters
     value: Any  # the root mean square of the draws' mean f
@@ -246,13 +242,6 @@ def _adapt(estimate: Callable, params: Any, optimizer: Any, key: PRNGKeyArray, s
     start = learned, optimizer.init(learned)
     (learned, _), _ = jax.lax.scan(step, start, jax.random.split(key, steps))
     return eqx.combine(learned, fixed)
-
-
-def _optimizer(estimator: Estimator, learning_rate: float) -> Any:
-    optax = _import("optax", f"{_name(estimator)} with adapt_steps > 0")
-    if isinstance(estimator, Reinforce) and estimator.baseline == "moving_average":
-        return optax.sgd(1 - MOVING_AVERAGE_DECAY)
-    return optax.adam(learning_rate)
 
 
 def _cost(estimate: Callable, key: PRNGKeyArray) -> tuple[float, int]:
