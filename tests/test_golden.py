@@ -33,7 +33,7 @@ def rodeo_params(golden):
 
 def adapt(estimator, params, golden):
     dist = sg.Bernoulli(golden["logits"])
-    return estimator.adapt(params, dist, golden["x"], golden["f"], golden["df"])
+    return jax.jit(estimator.adapt)(params, dist, golden["x"], golden["f"], golden["df"])
 
 
 def test_double_cv(golden):

@@ -4,10 +4,10 @@ With S the slope (1 or that of LeakyReLU) of each hidden unit at each point (f, 
 
     H_k(f, t) = Σ_u S_u (t w_linear[u] + f w_value[u] + b_in[u]) w_out[u, k] + b_out[k],
 
-which is linear in t and f but for S. So the outputs need the sums of S times six columns made of the
-weights, and all parameter gradients the sums over points of S times six columns made of (t, f, 1)
-and the two cotangents: two narrow matrix products share one S, and no other array of its size
-exists, neither forward nor backward.
+which is linear in t and f but for S. So the outputs need the sums of S times six columns made of
+the weights, and all parameter gradients the sums over points of S times six columns made of
+(t, f, 1) and the two cotangents: two narrow matrix products share one S, and no other array of its
+size exists, neither forward nor backward.
 """
 
 from functools import partial
