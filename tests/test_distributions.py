@@ -113,7 +113,7 @@ def test_from_log_prob_is_checked():
         sg.FromLogProb(lambda p, x: x[0], None, num_coordinates=3)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     logits=st.lists(st.floats(-60, 60, width=32), min_size=1, max_size=6),
     seed=st.integers(0, 2**31),

@@ -11,11 +11,13 @@ from steingrad.operators.base import systematic_sample
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-NAMES = (
-    ["bernoulli", "ising", "potts3", "potts5"]
-    + [f"categorical{m}" for m in (2, 3, 5)]
-    + [f"ordinal{m}" for m in (2, 3, 5)]
-)
+NAMES = [
+    *("bernoulli", "categorical2", "categorical5", "ordinal3", "ising", "potts5"),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("categorical3", "ordinal2", "ordinal5", "potts3")
+    ),
+]
 OPERATORS = {
     "gibbs": sg.Gibbs(),
     "gibbs-own": sg.Gibbs(scan="own"),

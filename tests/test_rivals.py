@@ -73,11 +73,11 @@ def scores(estimator, dist, params=None):
 class TestUnbiased:
     """400,000 draws against the exact gradient; each wrong variant fails the same test."""
 
-    @pytest.mark.parametrize("num_samples", [2, 4])
+    @pytest.mark.parametrize("num_samples", [2, pytest.param(4, marks=pytest.mark.slow)])
     def test_disarm(self, num_samples):
         assert passes(scores(sg.DisARM(num_samples), bits()))
 
-    @pytest.mark.parametrize("num_samples", [3, 6])
+    @pytest.mark.parametrize("num_samples", [3, pytest.param(6, marks=pytest.mark.slow)])
     def test_arms(self, num_samples):
         assert passes(scores(sg.ARMS(num_samples), bits()))
 
@@ -85,6 +85,7 @@ class TestUnbiased:
     def test_rebar(self, dist, num_samples):
         assert passes(scores(sg.Rebar(num_samples), dist()))
 
+    @pytest.mark.slow
     def test_rebar_where_it_starts(self):
         assert passes(scores(sg.Rebar(), bits(), sg.Rebar().init(jax.random.key(0))))
 
@@ -111,7 +112,12 @@ class TestUnbiased:
 
     @pytest.mark.parametrize(
         ("dist", "name"),
-        [(bits, "rebar"), (categories, "rebar"), (bits, "relax"), (categories, "modified_relax")],
+        [
+            (bits, "rebar"),
+            pytest.param(categories, "rebar", marks=pytest.mark.slow),
+            (bits, "relax"),
+            (categories, "modified_relax"),
+        ],
     )
     def test_z_tilde_not_differentiated(self, dist, name, monkeypatch):
         right = rebar.conditional
@@ -319,7 +325,8 @@ EVERYTHING = [("bits", name) for name in BITS] + [("categories", name) for name 
 
 @pytest.mark.parametrize(
     ("kind", "name", "dtype"),
-    [(*case, "float32") for case in EVERYTHING] + [("bits", name, "bfloat16") for name in BITS],
+    [(*case, "float32") for case in EVERYTHING]
+    + [pytest.param("bits", name, "bfloat16", marks=pytest.mark.slow) for name in BITS],
 )
 def test_extreme_logits(kind, name, dtype):
     """Finite results of the right type, over a batch of rank two, in jit, vmap and scan."""

@@ -3,10 +3,6 @@
 import dataclasses
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 
 import equinox as eqx
 import jax
@@ -160,77 +156,6 @@ def test_a_finished_run_is_left_alone(trained):
     assert (trained.path / "metrics.jsonl").read_bytes() == before
 
 
-def command(*arguments):
-    return [sys.executable, "-m", "steingrad.cli", *map(str, arguments)]
-
-
-def test_kill_and_resume(tmp_path):
-    """SIGKILL at some moment after the first checkpoint, then --resume."""
-    arguments = [
-        "train", "--steps", 600, "--layer-sizes", 20, "--hidden", 30, "--report-every", 50,
-        "--checkpoint-every", 50, "--bound-samples", 5, "--surrogate-hidden", 10,
-    ]  # fmt: skip
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    process = subprocess.Popen(
-        command(*arguments, "--out", killed), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 120
-    while not list(killed.glob("checkpoint-*.eqx")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    time.sleep(0.15)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    reached = Run(killed).checkpoints()[0].name
-    assert "checkpoint-0000000600" not in reached, "killed too late to show anything"
-    for out, extra in ((killed, ["--resume"]), (whole, [])):
-        done = subprocess.run(
-            command(*arguments, "--out", out, *extra), capture_output=True, text=True, timeout=300
-        )
-        assert done.returncode == 0, done.stderr
-    assert Run(killed).status == "finished"
-    assert lines(Run(killed)) == lines(Run(whole))
-
-
-def copy_of(run, path):
-    import shutil
-
-    shutil.copytree(run.path, path)
-    return Run(path)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    ["flip", *(pytest.param(d, marks=pytest.mark.slow) for d in ("truncate", "header", "empty"))],
-)
-def test_damaged_checkpoint_falls_back(trained, tmp_path, damage):
-    run = copy_of(trained, tmp_path / "run")
-    newest = run.checkpoints()[0]
-    content = bytearray(newest.read_bytes())
-    if damage == "truncate":
-        content = content[: len(content) // 2]
-    elif damage == "flip":
-        content[-10] ^= 1
-    elif damage == "header":
-        content[:5] = b"?????"
-    else:
-        content = bytearray()
-    newest.write_bytes(content)
-    run.update(status="running")
-    with pytest.warns(UserWarning, match="damaged.*Trying the one before"):
-        again = train(SMALL, run.path, schedule=SCHEDULE, resume=True, quiet=True)
-    assert lines(again) == lines(trained)
-
-
-def test_all_checkpoints_damaged_starts_again(trained, tmp_path):
-    run = copy_of(trained, tmp_path / "run")
-    for path in run.checkpoints():
-        path.write_bytes(b"")
-    run.update(status="running")
-    with pytest.warns(UserWarning, match="damaged"):
-        again = train(SMALL, run.path, schedule=SCHEDULE, resume=True, quiet=True)
-    assert lines(again) == lines(trained)
-
-
 def test_another_configuration_is_refused(trained):
     other = dataclasses.replace(SMALL, learning_rate=0.5)
     with pytest.raises(RunError, match=r"learning_rate is 0\.001 there and 0\.5 here"):
@@ -330,8 +255,8 @@ def test_real_mnist(tmp_path):
     """A few steps on the real thing: the ELBO rises, RODEO's variance is below RLOO's."""
     results = {}
     for estimator in ("rloo", "rodeo"):
-        config = Config(dataset="mnist", estimator=estimator, steps=150, bound_samples=2)
-        run = train(config, tmp_path / estimator, schedule=Schedule(50, 150), quiet=True)
+        config = Config(dataset="mnist", estimator=estimator, steps=300, bound_samples=2)
+        run = train(config, tmp_path / estimator, schedule=Schedule(100, 300), quiet=True)
         results[estimator] = lines(run)
     for metrics in results.values():
         assert metrics[2]["objective"] > metrics[0]["objective"] + 20

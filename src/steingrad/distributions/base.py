@@ -186,6 +186,27 @@ class Distribution(eqx.Module):
         return jnp.moveaxis(h_values, (0, 1), (-2, -1))
 
 
+class FromLogits(Distribution):
+    """What distributions share whose parameters are their logits."""
+
+    logits: eqx.AbstractVar[Float[Array, "..."]]
+
+    @property
+    def parameters(self):
+        return self.logits
+
+    @property
+    def dtype(self):
+        return self.logits.dtype
+
+    def with_parameters(self, parameters):
+        return eqx.tree_at(lambda q: q.logits, self, parameters)
+
+    @property
+    def _logits(self) -> Array:
+        return self.logits.astype(compute_dtype(self.logits))
+
+
 def _arange(n: int) -> Int[Array, "n"]:
     return jnp.arange(n, dtype=jnp.int32)
 

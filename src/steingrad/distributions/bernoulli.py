@@ -2,15 +2,14 @@
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from .base import Distribution, check_logits, compute_dtype, scatter, take
+from .base import FromLogits, check_logits, scatter, take
 
 
-class Bernoulli(Distribution):
+class Bernoulli(FromLogits):
     r"""Independent bits: $q(x) = \prod_i \theta_i^{x_i} (1-\theta_i)^{1-x_i}$, $\theta =
     \sigma(\text{logits})$.
 
@@ -33,10 +32,6 @@ class Bernoulli(Distribution):
         self.logits = jnp.asarray(logits)
 
     @property
-    def parameters(self):
-        return self.logits
-
-    @property
     def batch_shape(self):
         return self.logits.shape[:-1]
 
@@ -51,17 +46,6 @@ class Bernoulli(Distribution):
     @property
     def num_values(self):
         return 2
-
-    @property
-    def dtype(self):
-        return self.logits.dtype
-
-    def with_parameters(self, parameters):
-        return eqx.tree_at(lambda q: q.logits, self, parameters)
-
-    @property
-    def _logits(self) -> Array:
-        return self.logits.astype(compute_dtype(self.logits))
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()):
         logits = self._logits

@@ -7,17 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from .base import Distribution, check_logits, compute_dtype, scatter, take
+from .base import FromLogits, check_logits, scatter, take
 
 
-class IndependentLogits(Distribution):
+class IndependentLogits(FromLogits):
     """What categorical and ordinal coordinates share: logits of shape `[*batch, d, m]`."""
 
     logits: eqx.AbstractVar[Float[Array, "*batch d m"]]
-
-    @property
-    def parameters(self):
-        return self.logits
 
     @property
     def batch_shape(self):
@@ -30,17 +26,6 @@ class IndependentLogits(Distribution):
     @property
     def num_values(self):
         return self.logits.shape[-1]
-
-    @property
-    def dtype(self):
-        return self.logits.dtype
-
-    def with_parameters(self, parameters):
-        return eqx.tree_at(lambda q: q.logits, self, parameters)
-
-    @property
-    def _logits(self) -> Array:
-        return self.logits.astype(compute_dtype(self.logits))
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()):
         logits = self._logits
