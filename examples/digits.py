@@ -18,7 +18,7 @@ from steingrad.experiments.figures import plot_curves
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=12_000)
+    parser.add_argument("--steps", type=int, default=25_000)
     parser.add_argument("--out", type=Path, default=Path("runs/digits"))
     arguments = parser.parse_args()
 
