@@ -53,6 +53,16 @@ def test_pooled_is_the_mlp_for_two_samples_only():
         assert np.allclose(ours, theirs, atol=1e-5) == same
 
 
+def test_evaluations_of_the_exact_surrogate():
+    dist = sg.Ordinal(jnp.zeros((4, 3)), (0, 1, 2))
+    exact = sg.ExactSurrogate()
+    assert sg.Rodeo(2, sg.Gibbs(), exact).num_evaluations(dist) == 2 * (1 + 4 * 2)
+    assert sg.Rodeo(2, sg.Gibbs(num_coordinates=2), exact).num_evaluations(dist) == 2 * (1 + 2 * 2)
+    whole = sg.TransitionMatrix(jnp.eye(81))
+    assert sg.Rodeo(3, whole, exact).num_evaluations(dist) == 3 * (1 + 81)
+    assert sg.Rodeo(3).num_evaluations(dist) == 3
+
+
 def test_linear_surrogate_removes_the_variance_of_a_linear_objective():
     """With f linear, h = f, so RODEO with β = 1 and the own scan is deterministic."""
     dist = sg.Bernoulli(normal(0, 6))

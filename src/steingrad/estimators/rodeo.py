@@ -1,5 +1,6 @@
 """RODEO: REINFORCE leave-one-out with control variates from discrete Stein operators."""
 
+import math
 from typing import Any
 
 import equinox as eqx
@@ -64,8 +65,12 @@ class Rodeo(Estimator):
     def num_evaluations(self, dist):
         if not self.surrogate.needs_objective:
             return self.num_samples
-        visited = self.operator.num_coordinates or dist.num_coordinates
-        return self.num_samples * (1 + visited * len(self.operator.offsets(dist)))
+        index = jnp.zeros((*dist.batch_shape, dist.num_coordinates), jnp.int32)
+        row = jax.eval_shape(
+            lambda key: self.operator.neighbours(dist, dist.state(index), key=key),
+            jax.random.key(0),
+        )
+        return self.num_samples * (1 + math.prod(row.values.shape[-2:]))
 
     def init(self, key: PRNGKeyArray) -> RodeoParams:
         return RodeoParams(self.surrogate.init(key), jnp.zeros(()), jnp.zeros(()))
