@@ -74,6 +74,12 @@ class TestCommandLine:
             (["evaluate", "nowhere"], "no config.json"),
             (["sample", "nowhere"], "no config.json"),
             (["train", "--layers", 0], "--layers must be 1 or more"),
+            (["train", "--coordinates", 300], "--coordinates 300 is more than the bits"),
+            (["train", "--damping", 0.1], "--damping goes with an --operator other than gibbs"),
+            (["train", "--baseline", "learned"], "--baseline goes with --estimator reinforce"),
+            (["train", "--seed", 5000000000], "between 0 and 2^31 - 1"),
+            (["train", "--estimator", "relax", "--samples", 3, "--layers", 2], "continuous"),
+            (["train", "--layers", 2, "--layer-sizes", 5, 5], "not both"),
         ],
     )
     def test_errors(self, arguments, says, capsys, tmp_path, monkeypatch):

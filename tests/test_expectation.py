@@ -319,6 +319,56 @@ def test_moving_average_baseline():
         np.testing.assert_allclose(params["baseline"], average, rtol=1e-5)
 
 
+@pytest.mark.parametrize("factor", [1.0, -30.0])
+def test_moving_average_in_a_loss(factor):
+    """The average does not feel the factor with which the expectation enters a loss."""
+    estimator = sg.Reinforce(2, baseline="moving_average")
+    params = {"baseline": jnp.asarray(1.0)}
+    loss = lambda params: (
+        factor
+        * sg.expectation(
+            lambda x: jnp.sum(x, axis=-1) + 5,
+            sg.Bernoulli(jnp.zeros((3, 4))),
+            estimator,
+            params,
+            key=jax.random.key(0),
+        )
+    )
+    gradient = jax.grad(loss)(params)["baseline"]
+    np.testing.assert_allclose(gradient, 1.0 - loss(params) / factor, rtol=1e-5)
+
+
+def test_large_batches():
+    """The square of the batch's size does not fit an integer of 32 bits."""
+    estimator = sg.DoubleCV(2)
+    run = jax.jit(
+        lambda cv, key: estimator.value_and_grad(
+            lambda x: jnp.sum(x, axis=-1), sg.Bernoulli(jnp.zeros((100_000, 2))), cv, key=key
+        )
+    )
+    _, grads = run(estimator.init(jax.random.key(0)), jax.random.key(1))
+    assert bool(jnp.isfinite(grads.cv["alpha"]))
+
+
+def test_parameters_that_are_not_all_arrays():
+    """A network as the parameters of q, activation function and all."""
+    network = eqx.nn.MLP(3, 3, 4, 1, key=jax.random.key(0))
+    log_prob = lambda net, x: jnp.sum(x * net(jnp.ones(3)) - jax.nn.softplus(net(jnp.ones(3))))
+    sampler = lambda key, net: jax.random.bernoulli(key, jax.nn.sigmoid(net(jnp.ones(3)))) * 1.0
+
+    @eqx.filter_jit
+    @eqx.filter_grad
+    def gradient(network):
+        dist = sg.FromLogProb(
+            log_prob, network, num_coordinates=3, sampler=sampler, normalized=True
+        )
+        return sg.expectation(
+            lambda x: jnp.sum(x, axis=-1), dist, sg.RLOO(4), key=jax.random.key(1)
+        )
+
+    assert float(jnp.abs(gradient(network).layers[0].weight).max()) > 0
+
+
 def test_learned_baseline_lowers_the_variance():
     estimator = sg.Reinforce(1, baseline="learned")
     params, dist = estimator.init(jax.random.key(0)), sg.Bernoulli(jnp.zeros(4))

@@ -9,7 +9,7 @@ import time
 import jax
 import pytest
 
-from steingrad.experiments import Config, Run, Schedule, train
+from steingrad.experiments import Config, Run, RunError, Schedule, train
 
 SMALL = Config(
     steps=60, layer_sizes=(6,), hidden=(8,), surrogate_hidden=5, batch_size=20, bound_samples=5
@@ -93,11 +93,12 @@ def test_damaged_checkpoint_falls_back(trained, tmp_path, damage):
     assert lines(again) == lines(trained)
 
 
-def test_all_checkpoints_damaged_starts_again(trained, tmp_path):
+def test_all_checkpoints_damaged(trained, tmp_path):
+    """Nothing is lost: the metrics stay, and the user decides."""
     run = copy_of(trained, tmp_path / "run")
     for path in run.checkpoints():
         path.write_bytes(b"")
     run.update(status="running")
-    with pytest.warns(UserWarning, match="damaged"):
-        again = train(SMALL, run.path, schedule=SCHEDULE, resume=True, quiet=True)
-    assert lines(again) == lines(trained)
+    with pytest.warns(UserWarning, match="damaged"), pytest.raises(RunError, match="Delete them"):
+        train(SMALL, run.path, schedule=SCHEDULE, resume=True, quiet=True)
+    assert lines(run) == lines(trained)

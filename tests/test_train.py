@@ -92,7 +92,7 @@ def test_every_estimator_trains(estimator, samples, tmp_path):
 
 
 QUICK_SETTINGS = [
-    {"operator": "barker", "neighbourhood": "sparse", "coordinates": 2},
+    {"operator": "barker", "coordinates": 2},
     {"surrogate": "pooled", "samples": 3, "scan": "own"},
     {"likelihood": "gaussian", "learning_rate": 1e-4, "adapt_every": 3},
     {"layer_sizes": (6, 5), "hidden": (), "common_random_numbers": True},

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from . import data
@@ -137,6 +138,8 @@ class Sample:
         rows = np.split(drawn, self.rows)
         for half in np.array_split(np.arange(count), 2):
             rows += [originals[half] / 255, rebuilt[half]]
+        if self.out.suffix.lower() != ".png":
+            raise ConfigError(f"--out names a PNG file, such as grid.png, not {self.out}.")
         save_image(image_grid(rows, task.dataset.image_shape), self.out)
         print(self.out)
 
@@ -183,12 +186,15 @@ def train_defaults(arguments: list[str]) -> Config:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", default="none")
     first.add_argument("--layers", type=int)
+    first.add_argument("--layer-sizes", nargs="*")
     first.add_argument("--dataset", default=Config.dataset)
     first.add_argument("--likelihood", default=Config.likelihood)
     given, _ = first.parse_known_args(arguments)
-    layers = given.layers or 1
     if given.layers is not None and given.layers < 1:
         raise ConfigError(f"--layers must be 1 or more, not {given.layers}.")
+    if given.layers is not None and given.layer_sizes is not None:
+        raise ConfigError("Give --layers or --layer-sizes, not both.")
+    layers = given.layers or max(1, len(given.layer_sizes or ()))
     settings = paper_settings(given.dataset, given.likelihood, layers)
     if given.preset != "paper":
         settings = {k: settings[k] for k in ("layer_sizes", "hidden")}
@@ -200,7 +206,7 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     warnings.showwarning = lambda message, *_, **__: console.print(
-        f"[yellow]warning:[/] {message}", markup=True
+        f"[yellow]warning:[/] {escape(str(message))}"
     )
     try:
         default = Train(train_defaults(arguments) if arguments[:1] == ["train"] else Config())
@@ -213,8 +219,8 @@ def main(arguments: list[str] | None = None) -> None:
         ]
         flat = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
         tyro.cli(commands, args=arguments, prog="steingrad", description=__doc__, config=flat).run()
-    except (ConfigError, RunError, Diverged, data.DataError) as error:
-        console.print(f"[red]error:[/] {error}")
+    except (ConfigError, RunError, Diverged, data.DataError, OSError) as error:
+        console.print(f"[red]error:[/] {escape(str(error))}")
         sys.exit(1)
     except KeyboardInterrupt:
         console.print("stopped. Checkpoints are kept: go on with --resume.")

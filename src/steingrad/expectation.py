@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from .distributions import Distribution
 from .estimators import Estimator, Gradients
-from .estimators.base import as_jax_arrays, bind
+from .estimators.base import as_jax_arrays, bind, scale_cv
 
 
 def expectation(
@@ -49,7 +49,7 @@ def expectation(
     >>> [jnp.shape(leaf) for leaf in grads[:2]], grads[2].alpha.shape
     ([(4,), ()], ())
     """
-    struct = jax.eval_shape(estimator.sample, key, dist)
+    struct = jax.eval_shape(lambda key: estimator.sample(key, dist), key)
     args = as_jax_arrays(args)
     keyed = lambda key, x, *args: bind(f, dist, key)(x, *args)
     # Arrays that f closes over become leaves of `keyed`, and so are differentiated.
@@ -91,7 +91,8 @@ def _backward(grads, cotangent, perturbed, differentiable, dist, estimator, key,
         return jax.tree.map(lambda g: (factor * g.astype(factor.dtype)).astype(g.dtype), tree)
 
     keyed_and_args = scaled(cotangent, grads.args[0])
-    return scaled(cotangent, grads.parameters), scaled(cotangent**2, grads.cv), keyed_and_args
+    cv = scale_cv(estimator, cotangent, grads.cv)
+    return scaled(cotangent, grads.parameters), cv, keyed_and_args
 
 
 def value_and_grad(

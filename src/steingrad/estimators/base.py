@@ -2,6 +2,7 @@
 
 import abc
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -46,6 +47,12 @@ class Estimator(eqx.Module):
     def needs_gradient(self) -> bool:
         r"""Whether $\nabla f$ is needed: at the samples (or, `Rebar` and `Relax`, between them)."""
         return False
+
+    @property
+    def cv_is_quadratic(self) -> bool:
+        """Whether the gradient for the control variates is that of a square of the gradient, and so
+        goes with the square of any factor."""
+        return True
 
     def num_evaluations(self, dist: Distribution) -> int:
         """How many times f is evaluated for one estimate."""
@@ -131,14 +138,24 @@ class Estimator(eqx.Module):
         grad, cv_grad = self.adapt(
             params, dist, x, fx, dfx, key=operator_key, f=at_args, context=context
         )
-        return jnp.mean(fx), of_batch_mean(dist, grad, cv_grad, args_grad)
+        return jnp.mean(fx), of_batch_mean(self, dist, grad, cv_grad, args_grad)
 
 
-def of_batch_mean(dist: Distribution, grad: Any, cv_grad: Any, args_grad: tuple) -> Gradients:
+def of_batch_mean(
+    estimator: Estimator, dist: Distribution, grad: Any, cv_grad: Any, args_grad: tuple
+) -> Gradients:
     """Gradients of the mean over the batch, from those for each of its elements."""
-    size = max(1, jnp.zeros(dist.batch_shape, bool).size)
+    size = float(math.prod(dist.batch_shape))
     grad = jax.tree.map(lambda g, p: (g / size).astype(p.dtype), grad, dist.parameters)
-    return Gradients(grad, jax.tree.map(lambda g: g / size**2, cv_grad), args_grad)
+    cv_grad = scale_cv(estimator, 1 / size, cv_grad)
+    return Gradients(grad, cv_grad, args_grad)
+
+
+def scale_cv(estimator: Estimator, factor: Any, cv_grad: Any) -> Any:
+    """The gradient for the control variates where the gradient is multiplied by a factor."""
+    if not estimator.cv_is_quadratic:
+        return cv_grad
+    return jax.tree.map(lambda g: g * jnp.asarray(factor**2, g.dtype), cv_grad)
 
 
 def mean_of_squares(tree: Any) -> Float[Array, ""]:

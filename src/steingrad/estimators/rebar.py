@@ -23,9 +23,10 @@ class Rebar(Estimator):
     $z = \log q + $ Gumbel noise, with softmax in place of $\sigma$. Scale and temperature are
     learned, the latter as its logarithm; they start at 1 and 0.1.
 
-    $f$ must accept relaxed states, be differentiable there (twice, for the gradient of scale and
-    temperature), and is evaluated at $x$, $z$ and $\tilde z$: three times for each sample. For
-    `Bernoulli` and `Categorical`.
+    $f$ must accept relaxed states, be continuous and differentiable there (twice, for the gradient
+    of scale and temperature; for a random $f$, with its key fixed), or the estimate is biased: a
+    table lookup, or sampling further discrete variables, is not. It is evaluated at
+    $x$, $z$ and $\tilde z$: three times for each sample. For `Bernoulli` and `Categorical`.
 
     Reference: Tucker, Mnih, Maddison, Lawson, Sohl-Dickstein, "REBAR: Low-variance, unbiased
     gradient estimates for discrete latent variable models", NeurIPS 2017.

@@ -38,6 +38,10 @@ class Reinforce(Estimator):
                 f"given {self.baseline!r}."
             )
 
+    @property
+    def cv_is_quadratic(self):
+        return self.baseline != "moving_average"
+
     def init(self, key: PRNGKeyArray):
         return {"baseline": jnp.zeros(())} if isinstance(self.baseline, str) else None
 
@@ -53,10 +57,7 @@ class Reinforce(Estimator):
         if self.baseline != "moving_average":
             return super().adapt(params, dist, x, fx, dfx, key=key, f=f, context=context)
         baseline = _baseline(params)
-        # `of_batch_mean` turns what minimises g² for each element into what does for the batch;
-        # a moving average wants no such factor.
-        factor = max(1, fx[0].size) ** 2
-        toward = {"baseline": factor * (baseline - jnp.mean(fx).astype(baseline.dtype))}
+        toward = {"baseline": baseline - jnp.mean(fx).astype(baseline.dtype)}
         return self.estimate(params, dist, x, fx), toward
 
 

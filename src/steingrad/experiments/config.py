@@ -42,8 +42,6 @@ class Config:
     """RODEO: the Stein operator (paper: gibbs; ablation: barker, mpf, difference)."""
     scan: Literal["random", "own"] = "random"
     """RODEO with gibbs: a random coordinate's update (paper), or each component its own."""
-    neighbourhood: Literal["full", "sparse"] = "full"
-    """RODEO with barker and mpf: any other value of a coordinate, or one step up and down."""
     damping: float = 0.0
     """RODEO: added to the denominator of ratios (paper's mpf and difference: 1e-3, biased)."""
     coordinates: int | None = None
@@ -115,10 +113,41 @@ class Config:
             )
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"--seeds must be one or more different numbers, not {self.seeds}.")
+        if not all(0 <= seed < 2**31 for seed in self.seeds):
+            raise ConfigError(f"--seeds must be between 0 and 2^31 - 1, not {self.seeds}.")
+        if self.coordinates is not None and self.coordinates > min(self.layer_sizes):
+            raise ConfigError(
+                f"--coordinates {self.coordinates} is more than the bits of a layer: "
+                f"{self.layer_sizes}."
+            )
+        self._check_owners()
         try:
             self.build_estimator(pixels=1)
         except ValueError as error:
             raise ConfigError(str(error)) from error
+
+    def _check_owners(self) -> None:
+        """Raise for a setting that would do nothing, or would bias the gradient."""
+        relaxed = self.estimator in ("rebar", "relax") and not self.relax_surrogate
+        if relaxed and len(self.layer_sizes) > 1:
+            raise ConfigError(
+                f"{self.estimator} needs an objective that is continuous between the states, and "
+                "with several layers it is not: the layers above are sampled. Use rloo, disarm, "
+                "double_cv, rodeo, or relax with --relax-surrogate."
+            )
+        ratio = self.estimator == "rodeo" and self.operator != "gibbs"
+        owners = {
+            "scan": ("--operator gibbs", self.operator == "gibbs"),
+            "damping": ("an --operator other than gibbs", ratio),
+            "baseline": ("--estimator reinforce", self.estimator == "reinforce"),
+            "relax_surrogate": ("--estimator relax", self.estimator == "relax"),
+            "average_decoder": ("several layers", len(self.layer_sizes) > 1),
+            "common_random_numbers": ("several layers", len(self.layer_sizes) > 1),
+        }
+        for name, (owner, there) in owners.items():
+            default = type(self).__dataclass_fields__[name].default
+            if getattr(self, name) != default and not there:
+                raise ConfigError(f"--{name.replace('_', '-')} goes with {owner}.")
 
     def build_operator(self) -> operators.Operator:
         m = self.coordinates
@@ -126,7 +155,7 @@ class Config:
             return operators.Gibbs(scan=self.scan, num_coordinates=m)
         if self.operator in ("barker", "mpf"):
             kind = operators.Barker if self.operator == "barker" else operators.MPF
-            return kind(neighbourhood=self.neighbourhood, damping=self.damping, num_coordinates=m)
+            return kind(damping=self.damping, num_coordinates=m)
         kind = operators.BirthDeath if self.operator == "birth_death" else operators.Difference
         return kind(damping=self.damping, num_coordinates=m)
 

@@ -153,6 +153,11 @@ def _open(task: Task, out: Path, resume: bool) -> tuple[Run, int, State]:
             f"{dict(task.dataset.files)} here."
         )
     found = run.load(state)
+    if found is None and run.checkpoints():
+        raise RunError(
+            f"None of the checkpoints in {out} can be read. Delete them to start the run again "
+            "from its first step, or name another folder with --out."
+        )
     step, state = (0, state) if found is None else found
     if step > config.steps:
         raise RunError(f"{out} has come to step {step} already, beyond --steps {config.steps}.")
@@ -187,7 +192,7 @@ def _steps(
             kept = f"the last good checkpoint is {last[0]}" if last else "no checkpoint was due yet"
             raise Diverged(
                 f"Training became non-finite between steps {start} and {step}; {kept}. A smaller "
-                "--learning-rate, or --damping if the operator's ratios overflow, may help."
+                "--learning-rate may help, in another folder (--out)."
             )
         display.advance(step)
         if schedule.due("report", step, steps):

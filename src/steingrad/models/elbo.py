@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..distributions import Bernoulli
 from ..estimators import Estimator
+from ..estimators.base import scale_cv
 from .vae import VAE
 
 
@@ -64,7 +65,7 @@ def elbo_and_grad(
             _, grads = estimators[layer].value_and_grad(fixed, q, cv[layer], **settings)
         encoder_grads.append(pull_back(grads.parameters)[0])
         # From the gradient of the batch's mean to that of each of its elements.
-        cv_grads.append(jax.tree.map(lambda g: g * y.shape[0] ** 2, grads.cv))
+        cv_grads.append(scale_cv(estimators[layer], float(y.shape[0]), grads.cv))
         x = q.sample(sample_key)
         ancestral.append((layer, below, q, x))
         below = x

@@ -1,5 +1,6 @@
 """The paper's surrogate: a small network of the other samples' values and gradients."""
 
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .base import Surrogate, Values, event_axes, mean_of_others, others
-from .piecewise import piecewise_linear
+from .piecewise import PRECISION, piecewise_linear
 
 
 class MLPSurrogate(Surrogate):
@@ -63,14 +64,18 @@ class MLPSurrogate(Surrogate):
         linear: Float[Array, "..."],
     ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
         """H and H* at (f_j, t_j), elementwise over arrays that broadcast together."""
+        # As precise as at the neighbours: E[A h] = 0 asks for the same h at both.
+        matmul = partial(jnp.matmul, precision=PRECISION)
         params = jax.tree.map(lambda p: p.astype(linear.dtype), params)
         w_value, w_linear = params["w_in"]
         hidden = jax.nn.leaky_relu(
             value[..., None] * w_value + linear[..., None] * w_linear + params["b_in"], self.slope
         )
         if self.layers == 2:
-            hidden = jax.nn.leaky_relu(hidden @ params["w_mid"] + params["b_mid"], self.slope)
-        out = hidden @ params["w_out"] + params["b_out"]
+            hidden = jax.nn.leaky_relu(
+                matmul(hidden, params["w_mid"]) + params["b_mid"], self.slope
+            )
+        out = matmul(hidden, params["w_out"]) + params["b_out"]
         return out[..., 0], out[..., 1]
 
     def evaluate(self, params, row, x, fx, dfx, f=None):
