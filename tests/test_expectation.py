@@ -354,7 +354,9 @@ def test_parameters_that_are_not_all_arrays():
     """A network as the parameters of q, activation function and all."""
     network = eqx.nn.MLP(3, 3, 4, 1, key=jax.random.key(0))
     log_prob = lambda net, x: jnp.sum(x * net(jnp.ones(3)) - jax.nn.softplus(net(jnp.ones(3))))
-    sampler = lambda key, net: jax.random.bernoulli(key, jax.nn.sigmoid(net(jnp.ones(3)))) * 1.0
+    sampler = lambda key, net: jax.random.bernoulli(key, jax.nn.sigmoid(net(jnp.ones(3)))).astype(
+        float
+    )
 
     @eqx.filter_jit
     @eqx.filter_grad
