@@ -109,7 +109,14 @@ def mean_gradients(model, y, estimator, cv, draws, **options):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("layer_sizes", [(3,), (3, 2)])
-@pytest.mark.parametrize("option", [{}, {"common_random_numbers": True}, {"average_decoder": True}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {},
+        pytest.param({"common_random_numbers": True}, marks=pytest.mark.slow),
+        pytest.param({"average_decoder": True}, marks=pytest.mark.slow),
+    ],
+)
 def test_gradients_of_every_weight(layer_sizes, option):
     """z-scores of all encoder and decoder weights against the sum over all states."""
     if option and len(layer_sizes) == 1:

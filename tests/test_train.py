@@ -94,10 +94,10 @@ def test_every_estimator_trains(estimator, samples, tmp_path):
 QUICK_SETTINGS = [
     {"operator": "barker", "coordinates": 2},
     {"surrogate": "pooled", "samples": 3, "scan": "own"},
-    {"likelihood": "gaussian", "learning_rate": 1e-4, "adapt_every": 3},
-    {"layer_sizes": (6, 5), "hidden": (), "common_random_numbers": True},
 ]
 SLOW_SETTINGS = [
+    {"likelihood": "gaussian", "learning_rate": 1e-4, "adapt_every": 3},
+    {"layer_sizes": (6, 5), "hidden": (), "common_random_numbers": True},
     {"operator": "mpf", "damping": 1e-3},
     {"operator": "difference", "damping": 1e-3},
     {"operator": "birth_death"},
