@@ -21,7 +21,7 @@ from steingrad.diagnostics import compare
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-BITS, TARGET = 10, 0.499
+BITS, TARGET = 10, 0.45
 
 
 def f(x):
