@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import pytest
 
 from steingrad import data
@@ -14,15 +13,11 @@ SMALL = Config(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _optax_promotes():
-    """optax mixes integers and floats, which the strict rules of the other tests forbid."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, standard_promotion):
     return train(SMALL, tmp_path_factory.mktemp("runs") / "small", schedule=Schedule(), quiet=True)
 
 

@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -14,10 +13,7 @@ def python_blocks(name):
     return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
 
 
-@pytest.fixture(autouse=True)
-def _optax_promotes():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/add-an-estimator.md"])

@@ -17,7 +17,7 @@ def golden():
         return {name: jnp.asarray(file[name]) for name in file}
 
 
-def close(ours, theirs):
+def assert_close(ours, theirs):
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * float(jnp.abs(theirs).max()))
 
 
@@ -38,8 +38,8 @@ def adapt(estimator, params, golden):
 
 def test_double_cv(golden):
     g, cv = adapt(sg.DoubleCV(2), {"alpha": golden["alpha"]}, golden)
-    close(g, golden["grad_double_cv"])
-    close(cv["alpha"], golden["double_cv_dalpha"])
+    assert_close(g, golden["grad_double_cv"])
+    assert_close(cv["alpha"], golden["double_cv_dalpha"])
 
 
 def test_disarm(golden, monkeypatch):
@@ -50,23 +50,23 @@ def test_disarm(golden, monkeypatch):
     np.testing.assert_array_equal(x[0], golden["x"][0])
     quadratic = jnp.einsum("...i,ij,...j->...", x, golden["A"], x)
     fx = quadratic + x @ golden["c"] + 0.3 * jnp.sin(jnp.sum(x, axis=-1))
-    close(fx[0], golden["f"][0])
-    close(estimator.estimate(None, dist, x, fx), golden["grad_disarm"])
+    assert_close(fx[0], golden["f"][0])
+    assert_close(estimator.estimate(None, dist, x, fx), golden["grad_disarm"])
 
 
 def test_rloo(golden):
-    close(adapt(sg.RLOO(2), None, golden)[0], golden["grad_rloo"])
+    assert_close(adapt(sg.RLOO(2), None, golden)[0], golden["grad_rloo"])
 
 
 @pytest.mark.parametrize("surrogate", [sg.MLPSurrogate(), sg.PooledSurrogate()])
 def test_rodeo(golden, surrogate):
     """With two samples the pooled surrogate is the paper's."""
     g, cv = adapt(sg.Rodeo(2, surrogate=surrogate), rodeo_params(golden), golden)
-    close(g, golden["grad_rodeo_gibbs"])
-    close(cv.alpha, golden["rodeo_gibbs_dalpha"])
-    close(cv.beta, golden["rodeo_gibbs_dbeta"])
-    close(cv.surrogate["w_in"][0], golden["rodeo_gibbs_dw_value"])
-    close(cv.surrogate["w_in"][1], golden["rodeo_gibbs_dw_linear"])
-    close(cv.surrogate["b_in"], golden["rodeo_gibbs_db_hidden"])
-    close(cv.surrogate["w_out"], golden["rodeo_gibbs_dw_out"])
-    close(cv.surrogate["b_out"], golden["rodeo_gibbs_db_out"])
+    assert_close(g, golden["grad_rodeo_gibbs"])
+    assert_close(cv.alpha, golden["rodeo_gibbs_dalpha"])
+    assert_close(cv.beta, golden["rodeo_gibbs_dbeta"])
+    assert_close(cv.surrogate["w_in"][0], golden["rodeo_gibbs_dw_value"])
+    assert_close(cv.surrogate["w_in"][1], golden["rodeo_gibbs_dw_linear"])
+    assert_close(cv.surrogate["b_in"], golden["rodeo_gibbs_db_hidden"])
+    assert_close(cv.surrogate["w_out"], golden["rodeo_gibbs_dw_out"])
+    assert_close(cv.surrogate["b_out"], golden["rodeo_gibbs_db_out"])

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 
-import jax
 import pytest
 
 from steingrad.experiments import Config, Run, RunError, Schedule, train
@@ -17,15 +16,11 @@ SMALL = Config(
 SCHEDULE = Schedule(report_every=20, checkpoint_every=20)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _optax_promotes():
-    """optax mixes integers and floats, which the strict rules of the other tests forbid."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, standard_promotion):
     return train(SMALL, tmp_path_factory.mktemp("runs") / "small", schedule=SCHEDULE, quiet=True)
 
 

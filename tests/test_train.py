@@ -28,12 +28,7 @@ from steingrad.experiments import (
 from steingrad.experiments.step import DECAY, Batches, grad_variance
 from steingrad.experiments.train import Task
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _optax_promotes():
-    """optax mixes integers and floats, which the strict rules of the other tests forbid."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 SMALL = Config(
@@ -48,7 +43,7 @@ def lines(run):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, standard_promotion):
     return train(SMALL, tmp_path_factory.mktemp("runs") / "small", schedule=SCHEDULE, quiet=True)
 
 
