@@ -100,7 +100,7 @@ SLOW_SETTINGS = [
     {"surrogate": "exact"},
     {"surrogate_layers": 2},
     {"loo": False, "local": False},
-    {"network": "resnet"},
+    {"network": "resnet", "hidden": (200, 200)},
     {"layer_sizes": (6, 5, 4), "hidden": (7,), "average_decoder": True},
     {"estimator": "reinforce", "baseline": "moving_average"},
     {"estimator": "reinforce", "baseline": "learned"},

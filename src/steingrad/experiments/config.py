@@ -141,6 +141,7 @@ class Config:
             "damping": ("an --operator other than gibbs", ratio),
             "baseline": ("--estimator reinforce", self.estimator == "reinforce"),
             "relax_surrogate": ("--estimator relax", self.estimator == "relax"),
+            "hidden": ("--network mlp", self.network == "mlp"),
             "average_decoder": ("several layers", len(self.layer_sizes) > 1),
             "common_random_numbers": ("several layers", len(self.layer_sizes) > 1),
         }
