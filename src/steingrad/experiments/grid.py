@@ -1,0 +1,142 @@
+"""The paper's experiments, read from `paper/grid.toml`, and its numbers, from `paper/results.csv`."""
+
+import csv
+import dataclasses
+import functools
+import importlib.resources
+import itertools
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .config import Config, ConfigError, differences, paper_settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One configuration of an experiment: a cell of its tables, a curve of its figures."""
+
+    label: str
+    """The row it stands in."""
+    config: Config
+    """With the paper's number of steps and its five seeds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """A number of the paper, over five runs of a million steps; no error where it has none."""
+
+    mean: float
+    stderr: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A table or figure of the paper.
+
+    >>> experiment = experiments()["hierarchical"]
+    >>> len(experiment.entries), experiment.metrics
+    (27, ('train_elbo', 'test_bound'))
+    >>> experiment.entries[0].config.layer_sizes
+    (200, 200)
+    >>> experiment.published(experiment.entries[0], "train_elbo")
+    Published(mean=-103.52, stderr=0.06)
+    """
+
+    name: str
+    title: str
+    show: str
+    """`table` or `curves`."""
+    metrics: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    reference: str | None = None
+    """The estimator whose number divides the others of its task, where only ratios compare."""
+    table: str | None = None
+    """The published numbers it aims at."""
+    published_metric: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def published(self, entry: Entry, metric: str) -> Published | None:
+        """The paper's number for this cell, if it has one."""
+        config = entry.config
+        task = (config.dataset, config.likelihood, len(config.layer_sizes), config.samples)
+        name = self.published_metric.get(metric, metric)
+        return _published().get((self.table, *task, config.estimator, name))
+
+
+@functools.cache
+def experiments() -> dict[str, Experiment]:
+    """All experiments by name, in the order of the file."""
+    tables = tomllib.loads(_file("grid.toml"))
+    return {name: _experiment(name, **table) for name, table in tables.items()}
+
+
+def _experiment(name: str, *, runs: list, published: str | None = None, **fields) -> Experiment:
+    entries = tuple(entry for block in runs for entry in _multiply(block))
+    fields["metrics"] = tuple(fields["metrics"])
+    return Experiment(name, entries=entries, table=published, **fields)
+
+
+def _multiply(block: dict[str, Any]) -> Iterator[Entry]:
+    """An entry for each combination of the values listed in a block."""
+    lists = [value if isinstance(value, list) else [value] for value in block.values()]
+    for values in itertools.product(*lists):
+        settings = dict(zip(block, values, strict=True))
+        label = settings.pop("label", settings["estimator"])
+        layers = settings.pop("layers", 1)
+        paper = paper_settings(settings["dataset"], settings.get("likelihood", "bernoulli"), layers)
+        if settings.get("network") == "resnet":
+            del paper["hidden"]
+        yield Entry(label, Config(**{**paper, **settings}))
+
+
+@functools.cache
+def _published() -> dict[tuple, Published]:
+    rows = csv.DictReader(_file("results.csv").splitlines())
+    return {
+        (
+            row["table"],
+            row["dataset"],
+            row["likelihood"],
+            int(row["layers"]),
+            int(row["k"]),
+            row["estimator"],
+            row["metric"],
+        ): Published(float(row["mean"]), float(row["stderr"]) if row["stderr"] else None)
+        for row in rows
+    }
+
+
+def run_name(config: Config) -> str:
+    """A folder name for a configuration: its task, and whatever differs from the paper's settings.
+
+    The number of steps is no part of it, so that a larger budget goes on with the same run.
+
+    >>> run_name(Config(dataset="mnist", operator="mpf", damping=1e-3, seeds=(1,)))
+    'mnist-bernoulli-rodeo-k2-operator=mpf-damping=0.001-seed1'
+    """
+    layers = len(config.layer_sizes)
+    paper = paper_settings(config.dataset, config.likelihood, layers)
+    if config.network == "resnet":
+        del paper["hidden"]
+    task = ("dataset", "likelihood", "estimator", "samples")
+    plain = Config(**{**paper, **{name: getattr(config, name) for name in task}})
+    parts = [config.dataset, config.likelihood]
+    parts += [f"layers{layers}"] if layers > 1 else []
+    parts += [config.estimator, f"k{config.samples}"]
+    for name, (_, given) in differences(plain, config).items():
+        if name not in ("steps", "seeds", "bound_samples"):
+            text = "+".join(map(str, given)) if isinstance(given, tuple) else str(given)
+            parts.append(f"{name.strip('_')}={text}")
+    return "-".join([*parts, "seed" + "+".join(map(str, config.seeds))])
+
+
+def find(name: str) -> Experiment:
+    """An experiment by name."""
+    known = experiments()
+    if name not in known:
+        raise ConfigError(f"There is no experiment {name!r}. There are: {', '.join(known)}.")
+    return known[name]
+
+
+def _file(name: str) -> str:
+    return (importlib.resources.files(__package__) / "paper" / name).read_text()
