@@ -11,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 import steingrad as sg
 from problems import largest_difference, normal
+from significance import passes
 from steingrad.models import (
     BernoulliLikelihood,
     GaussianLikelihood,
@@ -20,6 +21,7 @@ from steingrad.models import (
     resnet_vae,
     sample_images,
 )
+from steingrad.models.elbo import _ancestral_gradient
 from steingrad.models.resnet import UpConv
 
 PIXELS = 4
@@ -81,9 +83,8 @@ def test_gaussian_log_prob():
     np.testing.assert_allclose(ours, by_hand, rtol=1e-5)
 
 
-def mean_gradients(model, y, estimator, cv, draws, **options):
+def mean_gradients(model, y, estimators, cv, draws, **options):
     """Mean and standard error of the gradients over many draws."""
-    estimators = (estimator,) * model.num_layers
 
     @jax.jit
     def chunk(keys):
@@ -107,62 +108,161 @@ def mean_gradients(model, y, estimator, cv, draws, **options):
     return means, errors
 
 
+ESTIMATORS = {
+    "rloo": sg.RLOO(2),
+    "double_cv": sg.DoubleCV(2),
+    "disarm": sg.DisARM(2),
+    "rodeo": sg.Rodeo(2, surrogate=sg.MLPSurrogate(hidden=4)),
+}
+
+
+def per_layer(name, model):
+    """An estimator for each layer, and parameters away from their first values."""
+    if name == "relax":
+        sizes = (PIXELS, *model.layer_sizes)
+        built = [
+            sg.Relax(1, num_inputs=d, context_size=c, hidden=3)
+            for c, d in itertools.pairwise(sizes)
+        ]
+    elif name == "relax without relaxation":
+        built = [Jumps(1, num_inputs=d, context_size=c, hidden=3)
+                 for c, d in itertools.pairwise((PIXELS, *model.layer_sizes))]  # fmt: skip
+    else:
+        built = [ESTIMATORS[name]] * model.num_layers
+    cv = [e.init(jax.random.key(i)) for i, e in enumerate(built)]
+    return tuple(built), tuple(jax.tree.map(lambda p: p + 0.5, c) for c in cv)
+
+
+class Jumps(sg.Relax):
+    """RELAX as it would be with the sampled layers above inside its control variate."""
+
+    @property
+    def relaxes(self):
+        return False
+
+
+def z_scores(name, layer_sizes, draws=20_000, **options):
+    model, y = tiny(layer_sizes), (normal(1, (2, PIXELS)) > 0).astype(float)
+    estimators, cv = per_layer(name, model)
+    means, errors = mean_gradients(model, y, estimators, cv, draws=draws, **options)
+    expected = jax.tree.leaves(exact_gradient(model, y))
+    assert len(expected) == len(means)
+    scores = [
+        (m - e) / jnp.maximum(s, 1e-9) for m, e, s in zip(means, expected, errors, strict=True)
+    ]
+    return jnp.concatenate([jnp.ravel(score) for score in scores])
+
+
+def exact_gradient(model, y):
+    arrays, rest = eqx.partition(model, eqx.is_inexact_array)
+    exact = jax.grad(lambda a: exact_elbo(eqx.combine(a, rest), y))(arrays)
+    return exact.encoders, exact.generative
+
+
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("layer_sizes", [(3,), (3, 2)])
+@pytest.mark.parametrize("name", ["rodeo", "disarm", "relax"])
+def test_gradients_of_every_weight(name):
+    """z-scores of all encoder and decoder weights of two layers against the sum over states."""
+    assert passes(z_scores(name, (2, 3)))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
-    "option",
+    ("name", "layer_sizes", "option"),
     [
-        {},
-        pytest.param({"common_random_numbers": True}, marks=pytest.mark.slow),
-        pytest.param({"average_decoder": True}, marks=pytest.mark.slow),
+        ("rodeo", (3,), {}),
+        ("double_cv", (2, 3), {}),
+        ("rodeo", (2, 3), {"common_random_numbers": True}),
+        ("rodeo", (2, 3), {"average_decoder": True}),
+        ("relax", (2, 3), {"average_decoder": True}),
+        ("rodeo", (2, 1, 2), {}),
     ],
 )
-def test_gradients_of_every_weight(layer_sizes, option):
-    """z-scores of all encoder and decoder weights against the sum over all states."""
-    if option and len(layer_sizes) == 1:
-        pytest.skip("the options concern several layers")
-    model, y = tiny(layer_sizes), (normal(1, (2, PIXELS)) > 0).astype(float)
-    estimator = sg.Rodeo(2, surrogate=sg.MLPSurrogate(hidden=4))
-    cv = tuple(
-        jax.tree.map(lambda p: p + 0.5, estimator.init(jax.random.key(i)))
-        for i in range(model.num_layers)
-    )
-    means, errors = mean_gradients(model, y, estimator, cv, draws=20_000, **option)
-    arrays, rest = eqx.partition(model, eqx.is_inexact_array)
-    exact = jax.grad(lambda a: exact_elbo(eqx.combine(a, rest), y))(arrays)
-    expected = jax.tree.leaves((exact.encoders, exact.generative))
-    count = sum(leaf.size for leaf in expected)
-    assert len(expected) == len(means)
-    worst = max(
-        float(jnp.max(jnp.abs(m - e) / jnp.maximum(s, 1e-9)))
-        for m, e, s in zip(means, expected, errors, strict=True)
-    )
-    # P(|z| > bound) = 1e-3 / count for each weight.
-    from scipy.stats import norm
+def test_gradients_of_every_weight_with_options(name, layer_sizes, option):
+    assert passes(z_scores(name, layer_sizes, **option))
 
-    assert worst < norm.isf(0.5e-3 / count)
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+def test_relax_needs_the_relaxed_layers():
+    """Sampled layers inside the control variate make f jump, which the same test must notice."""
+    assert passes(z_scores("relax", (2, 3), draws=400_000))
+    assert not passes(z_scores("relax without relaxation", (2, 3), draws=400_000))
+
+
+def total(weights, tree):
+    return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, 1), tree)
 
 
 @pytest.mark.usefixtures("x64")
-def test_top_layer_exactly():
-    """For the only layer of a model nothing is random but the samples: sum over all pairs."""
-    model, y = tiny((3,)), (normal(1, (1, PIXELS)) > 0).astype(float)
-    estimator = sg.Rodeo(2, surrogate=sg.MLPSurrogate(hidden=4))
-    cv = jax.tree.map(lambda p: p + 0.5, estimator.init(jax.random.key(0)))
-    q = sg.Bernoulli(model.encoders[0](y))
-    all_states = states(3)
-    total = jnp.zeros_like(q.logits)
-    estimate = jax.jit(estimator.estimate)
-    for i, j in itertools.product(range(8), repeat=2):
-        x = jnp.stack([all_states[i], all_states[j]])[:, None]
-        f = lambda x: model.log_likelihood(0, y, x) - q.log_prob(x) + model.log_prior()
+@pytest.mark.parametrize("name", ["rloo", "double_cv", "rodeo"])
+def test_both_layers_exactly(name):
+    """All that is random, summed: the ancestral state, the K samples of a layer, and the state of
+    the layer above that each of them draws."""
+    model, y = tiny((2, 3)), (normal(1, (PIXELS,)) > 0).astype(float)
+    (first, second), (cv_1, cv_2) = per_layer(name, model)
+    exact, _ = exact_gradient(model, y[None])
+
+    def gradient(layer, estimator, cv, below, x, above):
+        """The gradient with respect to the encoder of a layer, and the probability of x, above."""
+        logits, pull_back = jax.vjp(lambda encoder: encoder(below), model.encoders[layer])
+        q = sg.Bernoulli(logits)
+        probability = jnp.exp(jnp.sum(q.log_prob(x)))
+
+        def f(x):
+            weight = model.log_likelihood(layer, below, x) - q.log_prob(x) + model.log_prior()
+            if above is None:
+                return weight
+            q_above = sg.Bernoulli(model.encoders[layer + 1](x))
+            return weight + model.log_likelihood(layer + 1, x, above) - q_above.log_prob(above)
+
+        if above is not None:
+            q_above = sg.Bernoulli(model.encoders[layer + 1](x))
+            probability *= jnp.exp(jnp.sum(q_above.log_prob(above)))
         fx, pull = jax.vjp(f, x)
-        g = estimate(cv, q, x, fx, pull(jnp.ones_like(fx))[0])
-        total += jnp.exp(jnp.sum(q.log_prob(x))) * g
-    _, pull_back = jax.vjp(lambda encoder: encoder(y), model.encoders[0])
-    arrays, rest = eqx.partition(model, eqx.is_inexact_array)
-    exact = jax.grad(lambda a: exact_elbo(eqx.combine(a, rest), y))(arrays)
-    assert largest_difference(pull_back(total)[0], exact.encoders[0]) < 1e-8
+        g = estimator.estimate(cv, q, x, fx, pull(jnp.ones_like(fx))[0])
+        return probability, pull_back(g)[0]
+
+    pairs = lambda bits: jnp.stack(
+        [jnp.stack(pair) for pair in itertools.product(states(bits), repeat=2)]
+    )
+    x, above = pairs(2), pairs(3)
+    over_above = jax.vmap(lambda x, above: gradient(0, first, cv_1, y, x, above), in_axes=(None, 0))
+    weights, gradients = jax.jit(jax.vmap(over_above, in_axes=(0, None)))(x, above)
+    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), gradients)
+    assert abs(float(jnp.sum(weights)) - 1) < 1e-12
+    assert largest_difference(total(weights.ravel(), flat), exact[0]) < 1e-8
+
+    summed = jax.tree.map(jnp.zeros_like, exact[1])
+    q = sg.Bernoulli(model.encoders[0](y))
+    for below in states(2):
+        weights, gradients = jax.vmap(
+            lambda x, below=below: gradient(1, second, cv_2, below, x, None)
+        )(above)
+        part = total(weights * jnp.exp(q.log_prob(below)), gradients)
+        summed = jax.tree.map(jnp.add, summed, part)
+    assert largest_difference(summed, exact[1]) < 1e-8
+
+
+@pytest.mark.usefixtures("x64")
+def test_decoders_exactly():
+    """The gradient from one ancestral sample, summed over all of them."""
+    model, y = tiny((2, 3)), (normal(1, (1, PIXELS)) > 0).astype(float)
+    _, exact = exact_gradient(model, y)
+    q_1 = sg.Bernoulli(model.encoders[0](y))
+
+    def gradient(x_1, x_2):
+        q_2 = sg.Bernoulli(model.encoders[1](x_1))
+        _, grad = _ancestral_gradient(model, [(0, y, q_1, x_1), (1, x_1, q_2, x_2)])
+        return jnp.exp(q_1.log_prob(x_1) + q_2.log_prob(x_2))[0], grad
+
+    x_1, x_2 = (
+        jnp.stack(column)[:, None]
+        for column in zip(*itertools.product(states(2), states(3)), strict=True)
+    )
+    weights, gradients = jax.jit(jax.vmap(gradient))(x_1, x_2)
+    assert largest_difference(total(weights, gradients), exact) < 1e-8
 
 
 def test_images():

@@ -98,6 +98,24 @@ class TestUnbiased:
     def test_modified_relax(self, dist, num_samples):
         assert passes(scores(sg.Relax(num_samples, surrogate=SURROGATE), dist()))
 
+    def test_an_objective_that_jumps(self):
+        """A table of values: unbiased with a relaxation in the control variate, not without."""
+        weights, table = jnp.array([1.0, 2.0, 4.0, 8.0]), normal(5, (16,))
+        f = lambda x: table[jnp.round(x @ weights).astype(int)]
+        relaxation = lambda x: jnp.sum((x - 0.3) ** 3, axis=-1)
+        estimator, dist = sg.Rebar(1), sg.Bernoulli(normal(1, (4,)))
+        params = moved(estimator)
+
+        def loss(logits, key, relaxation):
+            return sg.expectation(
+                f, sg.Bernoulli(logits), estimator, params, key=key, relaxation=relaxation
+            )
+
+        exact = sg.exact_gradient(f, dist)
+        draw = lambda key, c: jax.grad(loss)(dist.logits, key, c)
+        assert passes(z_scores(lambda key: draw(key, relaxation), exact))
+        assert not passes(z_scores(lambda key: draw(key, None), exact))
+
     def test_disarm_without_its_factor(self):
         class Wrong(sg.DisARM):
             def estimate(self, params, dist, *args, **kwargs):

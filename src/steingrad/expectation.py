@@ -22,6 +22,7 @@ def expectation(
     key: PRNGKeyArray,
     args: tuple = (),
     context: Array | None = None,
+    relaxation: Callable[..., Float[Array, "..."]] | None = None,
 ) -> Float[Array, ""]:
     r"""$E_{q_\eta}[f(x)]$, averaged over the batch: estimated, and differentiable.
 
@@ -29,6 +30,7 @@ def expectation(
     an argument named `key`, it is given one. Its `args`, and any array that it closes over, are
     differentiated too: if they depend on $\eta$, that direct dependence is added. `context`, of
     shape `[*batch, c]`, is shown to control variates that look at more than the samples (`Relax`).
+    `relaxation` takes the place of `f` between the states (`Rebar`, `Relax`), where `f` jumps.
 
     Reverse-mode differentiation gives
 
@@ -54,16 +56,24 @@ def expectation(
     keyed = lambda key, x, *args: bind(f, dist, key)(x, *args)
     # Arrays that f closes over become leaves of `keyed`, and so are differentiated.
     keyed = eqx.filter_closure_convert(keyed, key, struct, *args)
+    relaxed = None
+    if estimator.relaxes and relaxation is not None:
+        relaxed = lambda key, x, *args: bind(relaxation, dist, key)(x, *args)
+        relaxed = eqx.filter_closure_convert(relaxed, key, struct, *args)
     stop = lambda tree: jax.tree.map(
         lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf, tree
     )
     return _expectation(
-        (dist.parameters, params, (keyed, args)), stop(dist), estimator, key, stop(context)
+        (dist.parameters, params, (keyed, args)),
+        stop(dist),
+        estimator,
+        key,
+        stop((context, relaxed)),
     )
 
 
 @eqx.filter_custom_vjp
-def _expectation(differentiable, dist, estimator, key, context):
+def _expectation(differentiable, dist, estimator, key, others):
     parameters, _, (keyed, args) = differentiable
     sample_key, f_key, _ = jax.random.split(key, 3)
     x = estimator.sample(sample_key, dist.with_parameters(parameters))
@@ -71,7 +81,8 @@ def _expectation(differentiable, dist, estimator, key, context):
 
 
 @_expectation.def_fwd
-def _forward(perturbed, differentiable, dist, estimator, key, context):
+def _forward(perturbed, differentiable, dist, estimator, key, others):
+    context, relaxed = others
     parameters, params, keyed_and_args = differentiable
     moving, still = eqx.partition(keyed_and_args, perturbed[2])
     moving = jax.tree.map(jnp.asarray, moving)  # outside jit a scalar arrives as a Python number
@@ -80,13 +91,23 @@ def _forward(perturbed, differentiable, dist, estimator, key, context):
         keyed, args = eqx.combine(moving, still)
         return keyed(key, x, *args)
 
+    def relaxation(x, moving, key):
+        _, args = eqx.combine(moving, still)
+        return relaxed(key, x, *args)
+
     return estimator.value_and_grad(
-        f, dist.with_parameters(parameters), params, key=key, args=(moving,), context=context
+        f,
+        dist.with_parameters(parameters),
+        params,
+        key=key,
+        args=(moving,),
+        context=context,
+        relaxation=None if relaxed is None else relaxation,
     )
 
 
 @_expectation.def_bwd
-def _backward(grads, cotangent, perturbed, differentiable, dist, estimator, key, context):
+def _backward(grads, cotangent, perturbed, differentiable, dist, estimator, key, others):
     def scaled(factor, tree):
         return jax.tree.map(lambda g: (factor * g.astype(factor.dtype)).astype(g.dtype), tree)
 
@@ -104,6 +125,7 @@ def value_and_grad(
     key: PRNGKeyArray,
     args: tuple = (),
     context: Array | None = None,
+    relaxation: Callable[..., Float[Array, "..."]] | None = None,
 ) -> tuple[Float[Array, ""], Gradients]:
     r"""What `expectation` and its derivatives compute, explicitly: the mean of $f$ over samples
     and batch, and `Gradients(parameters, cv, args)`.
@@ -115,4 +137,6 @@ def value_and_grad(
     >>> grads.parameters.shape, grads.args[0].shape
     ((3,), (3,))
     """
-    return estimator.value_and_grad(f, dist, params, key=key, args=args, context=context)
+    return estimator.value_and_grad(
+        f, dist, params, key=key, args=args, context=context, relaxation=relaxation
+    )

@@ -47,6 +47,11 @@ class Bernoulli(FromLogits):
     def num_values(self):
         return 2
 
+    @property
+    def mean(self) -> Float[Array, "*batch d"]:
+        """θ."""
+        return jax.nn.sigmoid(self._logits).astype(self.dtype)
+
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()):
         logits = self._logits
         uniform = jax.random.uniform(key, (*shape, *logits.shape), logits.dtype)

@@ -49,6 +49,11 @@ class Estimator(eqx.Module):
         return False
 
     @property
+    def relaxes(self) -> bool:
+        """Whether f, or its `relaxation`, is evaluated between the states."""
+        return False
+
+    @property
     def cv_is_quadratic(self) -> bool:
         """Whether the gradient for the control variates is that of a square of the gradient, and so
         goes with the square of any factor."""
@@ -120,6 +125,7 @@ class Estimator(eqx.Module):
         key: PRNGKeyArray,
         args: tuple = (),
         context: Array | None = None,
+        relaxation: Callable[..., Float[Array, "..."]] | None = None,
     ) -> tuple[Float[Array, ""], Gradients]:
         """The mean of f over samples and batch, and its gradients.
 
@@ -127,13 +133,16 @@ class Estimator(eqx.Module):
         `key`, it is given one. f and the gradients with respect to all its arguments come out of
         one forward and one backward pass. `context`, of shape `[*batch, c]`, is for estimators
         whose control variates may look at more than the samples, such as the data point (`Relax`);
-        the others leave it alone.
+        the others leave it alone. `relaxation` is called like f, in its place between the states
+        (`Rebar`, `Relax`): a continuous function near f, where f itself jumps there.
         """
         check_distribution(self, dist)
         sample_key, f_key, operator_key = jax.random.split(key, 3)
         x = self.sample(sample_key, dist)
         objective = bind(f, dist, f_key)
         fx, dfx, args_grad = evaluate(objective, x, args, self.needs_gradient)
+        if self.relaxes and relaxation is not None:
+            objective = bind(relaxation, dist, f_key)
         at_args = lambda x: objective(x, *args)
         grad, cv_grad = self.adapt(
             params, dist, x, fx, dfx, key=operator_key, f=at_args, context=context

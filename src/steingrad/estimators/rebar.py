@@ -25,8 +25,10 @@ class Rebar(Estimator):
 
     $f$ must accept relaxed states, be continuous and differentiable there (twice, for the gradient
     of scale and temperature; for a random $f$, with its key fixed), or the estimate is biased: a
-    table lookup, or sampling further discrete variables, is not. It is evaluated at
-    $x$, $z$ and $\tilde z$: three times for each sample. For `Bernoulli` and `Categorical`.
+    table lookup, or sampling further discrete variables, is not. For such an $f$ pass a continuous
+    `relaxation` of it to `value_and_grad`, which takes its place in $c$; any function will do, and
+    the nearer it is to $f$, the lower the variance. $f$ is evaluated at $x$, $f$ or its relaxation
+    at $z$ and $\tilde z$: three times for each sample. For `Bernoulli` and `Categorical`.
 
     Reference: Tucker, Mnih, Maddison, Lawson, Sohl-Dickstein, "REBAR: Low-variance, unbiased
     gradient estimates for discrete latent variable models", NeurIPS 2017.
@@ -51,6 +53,10 @@ class Rebar(Estimator):
 
     @property
     def needs_gradient(self):
+        return True
+
+    @property
+    def relaxes(self):
         return True
 
     def num_evaluations(self, dist):

@@ -78,6 +78,10 @@ class Relax(Rebar):
                 f"{self.context_size} and {self.hidden}."
             )
 
+    @property
+    def relaxes(self):
+        return self.surrogate is None
+
     def num_evaluations(self, dist):
         return super().num_evaluations(dist) if self.surrogate is None else self.num_samples
 

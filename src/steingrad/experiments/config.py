@@ -127,14 +127,7 @@ class Config:
             raise ConfigError(str(error)) from error
 
     def _check_owners(self) -> None:
-        """Raise for a setting that would do nothing, or would bias the gradient."""
-        relaxed = self.estimator in ("rebar", "relax") and not self.relax_surrogate
-        if relaxed and len(self.layer_sizes) > 1:
-            raise ConfigError(
-                f"{self.estimator} needs an objective that is continuous between the states, and "
-                "with several layers it is not: the layers above are sampled. Use rloo, disarm, "
-                "double_cv, rodeo, or relax with --relax-surrogate."
-            )
+        """Raise for a setting that would do nothing."""
         ratio = self.estimator == "rodeo" and self.operator != "gibbs"
         owners = {
             "scan": ("--operator gibbs", self.operator == "gibbs"),

@@ -1,4 +1,4 @@
-"""The paper's experiments, read from `paper/grid.toml`, and its numbers, from `paper/results.csv`."""
+"""The paper's experiments, from `paper/grid.toml`, and its numbers, from `paper/results.csv`."""
 
 import csv
 import dataclasses

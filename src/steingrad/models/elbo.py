@@ -54,15 +54,19 @@ def elbo_and_grad(
         logits, pull_back = eqx.filter_vjp(lambda e, below=below: e(below), model.encoders[layer])
         q = Bernoulli(logits)
         f = partial(_log_weight, model, layer, below, q, common_random_numbers)
+        # Continuous in x_l, which the sampled layers above make f not to be (for RELAX).
+        relaxation = partial(_relaxed_log_weight, model, layer, below, q)
         settings: dict[str, Any] = {"key": estimate_key, "context": below}
         if layer == 0 and decoder_from_samples:
             value, grads = estimators[layer].value_and_grad(
-                f, q, cv[layer], args=(model.generative,), **settings
+                f, q, cv[layer], args=(model.generative,), relaxation=relaxation, **settings
             )
             generative_grad = grads.args[0]
         else:
-            fixed = partial(f, generative=model.generative)
-            _, grads = estimators[layer].value_and_grad(fixed, q, cv[layer], **settings)
+            f, relaxation = (partial(g, generative=model.generative) for g in (f, relaxation))
+            _, grads = estimators[layer].value_and_grad(
+                f, q, cv[layer], relaxation=relaxation, **settings
+            )
         encoder_grads.append(pull_back(grads.parameters)[0])
         # From the gradient of the batch's mean to that of each of its elements.
         cv_grads.append(scale_cv(estimators[layer], float(y.shape[0]), grads.cv))
@@ -80,6 +84,12 @@ def _log_weight(model, layer, below, q, common_random_numbers, x, generative, *,
     whole = with_generative(model, generative)
     log_weight = lambda x: whole.log_weight_from(layer, below, q, x, key=key)
     return jax.vmap(log_weight)(x) if common_random_numbers else log_weight(x)
+
+
+def _relaxed_log_weight(model, layer, below, q, x, generative, *, key):
+    """The same between the states: the layers above at their means."""
+    whole = with_generative(model, generative)
+    return whole.log_weight_from(layer, below, q, x, key=key, relaxed=True)
 
 
 def _ancestral_gradient(model: VAE, ancestral: list) -> tuple[Float[Array, ""], Any]:

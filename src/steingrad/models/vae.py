@@ -75,14 +75,16 @@ class VAE(eqx.Module):
         x: Float[Array, "... bits"],
         *,
         key: PRNGKeyArray,
+        relaxed: bool = False,
     ) -> Float[Array, "..."]:
         r"""The part of $\log p - \log q$ that depends on $x_l \sim q(x_l \mid x_{l-1})$: its own
-        terms and those of the layers above, which are sampled."""
+        terms and those of the layers above, which are sampled; or, if `relaxed`, replaced by their
+        means given the layer below, which makes it a continuous function of $x_l$."""
         weight = self.log_likelihood(layer, below, x) - q.log_prob(x)
         for above in range(layer + 1, self.num_layers):
             key, sample_key = jax.random.split(key)
             below, q = x, Bernoulli(self.encoders[above](x))
-            x = q.sample(sample_key)
+            x = q.mean if relaxed else q.sample(sample_key)
             weight += self.log_likelihood(above, below, x) - q.log_prob(x)
         return weight + self.log_prior()
 
