@@ -7,13 +7,15 @@ import pytest
 
 import steingrad as sg
 from problems import largest_difference, normal
-from steingrad.surrogates.piecewise import piecewise_linear
+from steingrad.surrogates import piecewise
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 2e-5), (jnp.float64, 1e-12)])
-@pytest.mark.parametrize("shape", [(7,), (3, 2, 11), (2, 1, 3, 5)])
-def test_piecewise_linear_is_the_network(dtype, tolerance, shape):
-    """Outputs, and gradients with respect to parameters and both inputs."""
+@pytest.mark.parametrize("shape", [(1, 7), (3, 2, 11), (2, 1, 3, 5)])
+@pytest.mark.parametrize("block", [2**20, 100])
+def test_piecewise_linear_is_the_network(dtype, tolerance, shape, block, monkeypatch):
+    """Outputs, and gradients with respect to parameters and both inputs, in one or many blocks."""
+    monkeypatch.setattr(piecewise, "BLOCK", block)
     with jax.enable_x64(dtype == jnp.float64):
         surrogate = sg.MLPSurrogate(hidden=13)
         params = {
@@ -24,12 +26,13 @@ def test_piecewise_linear_is_the_network(dtype, tolerance, shape):
         }
         inputs = (params, normal(4, shape[:-1]), normal(5, shape))
         inputs = jax.tree.map(lambda leaf: leaf.astype(dtype), inputs)
-        cotangent = normal(6, (*shape[:-1], 2, shape[-1])).astype(dtype)
+        cotangent = normal(6, (2, *shape[1:])).astype(dtype)
 
         def plain(params, value, linear):
-            return jnp.stack(surrogate.network(params, value[..., None], linear), axis=-2)
+            outputs = surrogate.network(params, value[..., None], linear)
+            return jnp.stack([jnp.mean(h, axis=0) for h in outputs])
 
-        fast = lambda p, v, t: piecewise_linear(p, v, t, surrogate.slope)
+        fast = lambda p, v, t: piecewise.piecewise_linear(p, v, t, surrogate.slope)
         run = lambda f: jax.jit(lambda inputs, g: (f(*inputs), jax.vjp(f, *inputs)[1](g)))
         expected, plain_grads = run(plain)(inputs, cotangent)
         ours, fast_grads = run(fast)(inputs, cotangent)

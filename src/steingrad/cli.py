@@ -28,7 +28,13 @@ from .experiments import (
     paper_settings,
     train,
 )
+from .experiments.costs import Costs
+from .experiments.display import duration
+from .experiments.engines import Engine, Processes, RayCluster
 from .experiments.figures import image_grid, save_image
+from .experiments.plan import Selection, plan, seconds_left, summary_line, table
+from .experiments.report import write_report
+from .experiments.sweep import sweep
 from .experiments.train import evaluation_key
 from .models import reconstruct, sample_images
 
@@ -145,6 +151,78 @@ class Sample:
 
 
 @dataclasses.dataclass(frozen=True)
+class Report:
+    """Tables and figures of runs beside the paper's numbers: a web page, and Markdown."""
+
+    directory: tyro.conf.Positional[Path]
+    """Where the run folders are, however deep; `results.jsonl` of an earlier report counts, too."""
+    out: Path = Path("report")
+    """The folder to write: index.html, report.md, figures/, results.jsonl."""
+    readme: Path | None = None
+    """Also put the main tables into this Markdown file, between the lines
+    `<!-- results:begin -->` and `<!-- results:end -->`."""
+
+    def run(self) -> None:
+        write_report(self.directory, self.out, self.readme)
+        print(self.out / "index.html")
+
+
+@dataclasses.dataclass(frozen=True)
+class Reproduce:
+    """Carry out the paper's experiments, or what is left of them."""
+
+    selection: Selection
+    schedule: Schedule = dataclasses.field(default_factory=Schedule)
+    workers: int | None = None
+    """Runs at a time, each with its share of the cores (default: 1; with Ray one for each node)."""
+    out: Path = Path("runs/reproduce")
+    """The folder of the run folders. With Ray it must be shared between the nodes."""
+    engine: Literal["processes", "ray"] = "processes"
+    """Processes of this machine, or a Ray cluster."""
+    address: str | None = None
+    """Of the Ray cluster (default: the one Ray knows of, else a local one)."""
+    seed_runs: Literal["auto", "together", "apart"] = "auto"
+    """One run for all seeds of a configuration, or one for each (`auto`: apart on a CPU)."""
+    dry_run: bool = False
+    """List the runs with their estimated time, and stop."""
+    data_dir: DataDir = None
+
+    def run(self) -> None:
+        self.selection.configs()  # what is wrong with it is said before anything starts
+        engine = self.build_engine()
+        try:
+            auto = self.seed_runs == "auto"
+            together = engine.accelerated() if auto else self.seed_runs == "together"
+            planned = plan(self.selection.runs(together), self.out)
+            costs = Costs.read(self.out)
+            left = duration(seconds_left(planned, costs, engine.slots))
+            if self.dry_run:
+                show(table(planned, costs))
+            print(f"{summary_line(planned)} Estimated time left: {left}.")
+            if self.dry_run:
+                return
+            broken = sweep(
+                planned, self.out, engine, schedule=self.schedule, data_dir=self.data_dir
+            )
+        finally:
+            engine.stop()
+        if broken:
+            rows = Table("broken run", "why")
+            for name, why in broken.items():
+                rows.add_row(name, escape(why))
+            show(rows)
+            sys.exit(1)
+        print(self.out)
+
+    def build_engine(self) -> Engine:
+        if self.engine == "ray":
+            return RayCluster(self.address, self.workers)
+        if self.address is not None:
+            raise ConfigError("--address goes with --engine ray.")
+        return Processes(self.workers)
+
+
+@dataclasses.dataclass(frozen=True)
 class Data:
     """Show which datasets are there, and where."""
 
@@ -153,10 +231,10 @@ class Data:
     data_dir: DataDir = None
 
     def run(self) -> None:
-        table = Table("dataset", "found", "images", "train / valid / test", "files", "where")
+        rows = Table("dataset", "found", "images", "train / valid / test", "files", "where")
         for entry in data.status(self.data_dir):
             files = "as published" if entry.published else "not the published ones"
-            table.add_row(
+            rows.add_row(
                 entry.name,
                 "yes" if entry.found else "no",
                 "×".join(map(str, entry.image_shape)),
@@ -164,7 +242,11 @@ class Data:
                 files if entry.found else "-",
                 entry.where,
             )
-        Console(width=None if sys.stdout.isatty() else 160).print(table)
+        show(rows)
+
+
+def show(rows: Table) -> None:
+    Console(width=None if sys.stdout.isatty() else 160).print(rows)
 
 
 def default_name(config: Config) -> str:
@@ -215,6 +297,8 @@ def main(arguments: list[str] | None = None) -> None:
             Annotated[Train, named("train", default=default)],
             Annotated[Evaluate, named("evaluate")],
             Annotated[Sample, named("sample")],
+            Annotated[Report, named("report")],
+            Annotated[Reproduce, named("reproduce")],
             Annotated[Data, named("data")],
         ]
         flat = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
@@ -223,7 +307,8 @@ def main(arguments: list[str] | None = None) -> None:
         console.print(f"[red]error:[/] {escape(str(error))}")
         sys.exit(1)
     except KeyboardInterrupt:
-        console.print("stopped. Checkpoints are kept: go on with --resume.")
+        again = "the same command goes on" if arguments[0] == "reproduce" else "go on with --resume"
+        console.print(f"stopped. Checkpoints are kept: {again}.")
         sys.exit(130)
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..distributions.base import Distribution, compute_dtype
 from ..operators.base import expand
+from ..surrogates.base import mean_of_samples
 
 
 class Gradients(NamedTuple):
@@ -177,7 +178,7 @@ def mean_of_squares(tree: Any) -> Float[Array, ""]:
 
 def weighted_mean(coefficients: Float[Array, "samples ..."], score: Any) -> Any:
     """1/K Σₖ cₖ s(xₖ), for each leaf of the score."""
-    return jax.tree.map(lambda s: jnp.mean(expand(coefficients, s.ndim) * s, axis=0), score)
+    return jax.tree.map(lambda s: mean_of_samples(expand(coefficients, s.ndim) * s), score)
 
 
 def bind(

@@ -9,7 +9,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..distributions import Bernoulli
 from ..distributions.base import compute_dtype
-from ..surrogates.base import mean_of_others
+from ..surrogates.base import mean_of_others, mean_of_samples
 from .base import Estimator, check_estimate, check_num_samples, check_params, weighted_mean
 
 
@@ -58,5 +58,5 @@ class DoubleCV(Estimator):
         variance = jax.nn.sigmoid(logits) * jax.nn.sigmoid(-logits)
         score = dist.score(x)  # x − θ
         pseudo = fx + alpha * jnp.sum(mean_of_others(dfx) * score, axis=-1)
-        grad = weighted_mean(pseudo - mean_of_others(pseudo), score)
-        return grad - alpha * variance * jnp.mean(dfx, axis=0)
+        signal = pseudo - mean_of_others(pseudo)
+        return mean_of_samples(signal[..., None] * score - alpha * variance * dfx)

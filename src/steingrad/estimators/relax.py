@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..distributions.base import Distribution
 from ..surrogates import MLPSurrogate, PooledSurrogate
-from ..surrogates.base import event_axes, mean_of_others, others
+from ..surrogates.base import event_axes, mean_of_others, mean_of_samples, others
 from .base import check_estimate, check_num_samples, check_params, check_samples
 from .rebar import Rebar, at_relaxed_points, relaxed, relaxed_estimate
 
@@ -118,16 +118,16 @@ class Relax(Rebar):
     def _modified(self, surrogate, params, dist, x, fx, dfx, key):
         check_estimate(self, dist, x, fx, dfx)
         check_params(self, params, "log_temperature", "scale", "surrogate")
-        other = others(len(x))
+        x_j, f_j, df_j = others(x), others(fx), others(dfx)
 
         @jax.vmap
         def control(z):
             y = relaxed(params, dist, z).astype(dfx.dtype)
             # H(f_j, t_j(y_k)) for each pair of samples, as in MLPSurrogate.
-            step = y - x[other].astype(dfx.dtype)
-            t = jnp.sum(dfx[other] * step, axis=event_axes(x, fx))
-            h, _ = surrogate.network(params["surrogate"], fx[other], t)
-            return params["scale"].astype(fx.dtype) * jnp.mean(h, axis=0)
+            step = y - x_j.astype(dfx.dtype)
+            t = jnp.sum(df_j * step, axis=event_axes(x, fx))
+            h, _ = surrogate.network(params["surrogate"], f_j, t)
+            return params["scale"].astype(fx.dtype) * mean_of_samples(h)
 
         return relaxed_estimate(control, dist, x, fx - mean_of_others(fx), key)
 

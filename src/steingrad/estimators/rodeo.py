@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..operators import Gibbs, Operator
+from ..operators.base import expand
 from ..surrogates import MLPSurrogate, Surrogate
-from ..surrogates.base import mean_of_others
+from ..surrogates.base import mean_of_others, mean_of_samples
 from .base import Estimator, check_estimate, check_num_samples, weighted_mean
 
 
@@ -92,9 +93,9 @@ class Rodeo(Estimator):
         if self.local:
             alpha = params.alpha.astype(fx.dtype)
             baseline = baseline + mean_of_others(alpha * row.apply(*h))
-        grad = weighted_mean(fx - baseline, score)
         if not self.global_:
-            return grad
+            return weighted_mean(fx - baseline, score)
         beta = params.beta.astype(fx.dtype)
-        stein_score = row.apply_to_score(*h_star, score, x)
-        return jax.tree.map(lambda g, a: g + beta * jnp.mean(a, axis=0), grad, stein_score)
+        signal, stein_score = fx - baseline, row.apply_to_score(*h_star, score, x)
+        terms = lambda s, a: mean_of_samples(expand(signal, s.ndim) * s + beta * a)
+        return jax.tree.map(terms, score, stein_score)

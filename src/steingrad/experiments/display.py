@@ -1,6 +1,7 @@
 """Progress: a live bar in a terminal, plain lines elsewhere."""
 
 import sys
+import time
 from typing import Any
 
 from rich.console import Console
@@ -75,3 +76,68 @@ class Display:
         self.console.print(
             f"{self.name} seed {line['seed']}: {text}", highlight=False, soft_wrap=True
         )
+
+
+class SweepDisplay:
+    """One display for many runs: a bar for all steps, a line for each run that is at work."""
+
+    PLAIN_SECONDS = 60
+    """Between two lines where there is no terminal."""
+
+    def __init__(self, step: int, steps: int, quiet: bool = False):
+        self.console = Console(stderr=True, quiet=quiet)
+        self.live = self.console.is_terminal and not quiet
+        self.progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total} steps"),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=self.console,
+            disable=not self.live,
+        )
+        self.total = self.progress.add_task("all runs", completed=step, total=steps, note="")
+        self.steps = steps
+        self.lines: dict[str, Any] = {}
+        self.last_line = time.monotonic()
+
+    def __enter__(self) -> "SweepDisplay":
+        self.progress.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.progress.__exit__(*exc)
+        sys.stderr.flush()
+
+    def message(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def start(self, name: str, step: int, steps: int) -> None:
+        self.lines[name] = self.progress.add_task(name, completed=step, total=steps, note="")
+        if not self.live:
+            self.message(f"{name}: from step {step} to {steps}")
+
+    def stop(self, name: str) -> None:
+        self.progress.remove_task(self.lines.pop(name))
+
+    def run(self, name: str, step: int, ms: float | None) -> None:
+        note = "" if ms is None else f"{ms:.1f} ms/step"
+        self.progress.update(self.lines[name], completed=step, note=note)
+
+    def overall(self, step: int, seconds: float) -> None:
+        left = f"about {duration(seconds)} left"
+        self.progress.update(self.total, completed=step, note=left)
+        if not self.live and time.monotonic() - self.last_line > self.PLAIN_SECONDS:
+            self.last_line = time.monotonic()
+            self.message(f"{step}/{self.steps} steps, {len(self.lines)} runs at work, {left}")
+
+
+def duration(seconds: float) -> str:
+    """A length of time in the unit that suits it.
+
+    >>> duration(42.0), duration(600.0), duration(30_000.0), duration(1e6)
+    ('42 s', '10 min', '8.3 h', '11.6 days')
+    """
+    for size, unit, digits in ((86400, "days", 1), (3600, "h", 1), (60, "min", 0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.{digits}f} {unit}"
+    return f"{seconds:.0f} s"

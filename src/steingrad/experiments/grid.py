@@ -118,13 +118,12 @@ def run_name(config: Config) -> str:
     paper = paper_settings(config.dataset, config.likelihood, layers)
     if config.network == "resnet":
         del paper["hidden"]
-    task = ("dataset", "likelihood", "estimator", "samples")
-    plain = Config(**{**paper, **{name: getattr(config, name) for name in task}})
+    plain = Config(dataset=config.dataset, likelihood=config.likelihood, **paper)
     parts = [config.dataset, config.likelihood]
     parts += [f"layers{layers}"] if layers > 1 else []
     parts += [config.estimator, f"k{config.samples}"]
     for name, (_, given) in differences(plain, config).items():
-        if name not in ("steps", "seeds", "bound_samples"):
+        if name not in ("estimator", "samples", "steps", "seeds", "bound_samples"):
             text = "+".join(map(str, given)) if isinstance(given, tuple) else str(given)
             parts.append(f"{name.strip('_')}={text}")
     return "-".join([*parts, "seed" + "+".join(map(str, config.seeds))])
@@ -139,4 +138,4 @@ def find(name: str) -> Experiment:
 
 
 def _file(name: str) -> str:
-    return (importlib.resources.files(__package__) / "paper" / name).read_text()
+    return (importlib.resources.files("steingrad.experiments") / "paper" / name).read_text()

@@ -89,21 +89,25 @@ class Trainer(NamedTuple):
         """
         batches = Batches.between(seed, start, self.max_steps, len(images), self.config.batch_size)
 
-        def body(step, state):
-            plain, adapting = (
-                lambda state, adapt=adapt: self.step(
-                    state, seed, step, images[batches.at(step)], adapt
-                )
-                for adapt in (False, True)
-            )
-            every = self.config.adapt_every
-            return (
-                adapting(state)
-                if every == 1
-                else jax.lax.cond(step % every == 0, adapting, plain, state)
-            )
+        def steps(start, stop, state, adapt):
+            one = lambda step, state: self.step(state, seed, step, images[batches.at(step)], adapt)
+            return jax.lax.fori_loop(start, stop, one, state)
 
-        return jax.lax.fori_loop(start, stop, body, state)
+        every = self.config.adapt_every
+        if every == 1:
+            return steps(start, stop, state, adapt=True)
+
+        def until_adapted(carry):
+            """Steps without adaptation up to a multiple of `every`, then one with it. (A condition
+            in each step would copy the state.)"""
+            step, state = carry
+            due = jnp.minimum(-(-step // every) * every, stop)
+            after = jnp.minimum(due + 1, stop)
+            state = steps(step, due, state, adapt=False)
+            return after, steps(due, after, state, adapt=True)
+
+        unfinished = lambda carry: carry[0] < stop
+        return jax.lax.while_loop(unfinished, until_adapted, (start, state))[1]
 
     def step(
         self,

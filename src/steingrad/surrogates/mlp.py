@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from .base import Surrogate, Values, event_axes, mean_of_others, others
+from .base import Surrogate, Values, event_axes, mean_of_others, mean_of_samples, others
 from .piecewise import PRECISION, piecewise_linear
 
 
@@ -79,26 +79,22 @@ class MLPSurrogate(Surrogate):
         return out[..., 0], out[..., 1]
 
     def evaluate(self, params, row, x, fx, dfx, f=None):
-        other = others(len(x))
-        f_j, df_j = fx[other], dfx[other]
+        x_j, f_j, df_j = others(x), others(fx), others(dfx)
         # t_j(x_k), then t_j at the neighbours of x_k.
-        t_self = jnp.sum(df_j * (x - x[other]).astype(dfx.dtype), axis=event_axes(x, fx))
+        t_self = jnp.sum(df_j * (x - x_j).astype(dfx.dtype), axis=event_axes(x, fx))
         t = t_self[..., None, None] + row.linear_change(df_j, x)
-        return self._values(params, f_j, t_self, t, lambda h: jnp.mean(h, axis=0))
+        return self._values(params, f_j, t_self, t)
 
-    def _values(self, params: Any, value: Array, t_self: Array, t: Array, average=lambda h: h):
-        """H and H* at the neighbours and at the samples themselves."""
-        at_self = self.network(params, value, t_self)
+    def _values(self, params: Any, value: Array, t_self: Array, t: Array):
+        """H and H* at the neighbours and at the samples themselves, averaged over the first axis."""
+        # One row of points for each value: the sample itself, then its neighbours.
+        points = jnp.concatenate([t_self[..., None], t.reshape(*value.shape, -1)], axis=-1)
         if self.layers == 1:
             cast = jax.tree.map(lambda p: p.astype(t.dtype), params)
-            points = t.reshape(*value.shape, -1)
             outputs: Any = piecewise_linear(cast, value, points, self.slope)
-            at_neighbours = [outputs[..., k, :].reshape(t.shape) for k in (0, 1)]
         else:
-            at_neighbours = self.network(params, value[..., None, None], t)
-        local, global_ = (
-            Values(average(n), average(s)) for n, s in zip(at_neighbours, at_self, strict=True)
-        )
+            outputs = map(mean_of_samples, self.network(params, value[..., None], points))
+        local, global_ = (Values(h[..., 1:].reshape(t.shape[1:]), h[..., 0]) for h in outputs)
         return local, global_
 
 
@@ -114,8 +110,7 @@ class PooledSurrogate(MLPSurrogate):
     """
 
     def evaluate(self, params, row, x, fx, dfx, f=None):
-        value, t_self, t = pool(row, x, fx, dfx)
-        return self._values(params, value, t_self, t)
+        return self._values(params, *(pooled[None] for pooled in pool(row, x, fx, dfx)))
 
 
 def pool(row, x, fx, dfx):

@@ -1,80 +1,139 @@
-"""A network with one hidden layer of LeakyReLU units, as the piecewise linear function it is.
+r"""A network with one hidden layer of LeakyReLU units, as the piecewise linear function it is.
 
-With S the slope (1 or that of LeakyReLU) of each hidden unit at each point (f, t),
+With S the slope (1 or that of LeakyReLU) of each hidden unit u at each point (f, t),
 
     H_k(f, t) = Σ_u S_u (t w_linear[u] + f w_value[u] + b_in[u]) w_out[u, k] + b_out[k],
 
-which is linear in t and f but for S. So the outputs need the sums of S times six columns made of
-the weights, and all parameter gradients the sums over points of S times six columns made of
-(t, f, 1) and the two cotangents: two narrow matrix products share one S, and no other array of its
-size exists, neither forward nor backward.
+so all that depends on the points in the parameters' gradients are the sums of S_u g_k and of
+S_u t g_k over the points of a row, g being the cotangent: four narrow products with one S.
+
+Arrays of points × units would be far larger than a cache, and so cost more to move than to compute.
+Forward, a few units at a time add to the outputs, and no such array exists. Backward, S is made
+again, a few rows at a time. The plain network (`MLPSurrogate.network`) and its derivative give the
+same numbers, to rounding, several times slower (`benchmarks/growth.py`).
 """
 
+import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 PRECISION = jax.lax.Precision.HIGHEST
+# Units that one pass over the points adds: enough to hide reading and writing the outputs.
+UNITS = 10
+# Numbers in the S of one block of rows: 4 MB in float32, within the cache of a processor.
+BLOCK = 2**20
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def piecewise_linear(
     params: dict[str, Float[Array, "..."]],
-    value: Float[Array, "*rows"],
-    linear: Float[Array, "*rows points"],
+    value: Float[Array, "others *rows"],
+    linear: Float[Array, "others *rows points"],
     slope: float,
-) -> Float[Array, "*rows 2 points"]:
-    """Both outputs of the network at (value, linear): one value for each row of points.
+) -> Float[Array, "2 *rows points"]:
+    """Both outputs of the network at (value, linear), one value for each row of points, averaged
+    over the first axis."""
+    f, t = _flat(value, linear)
+    w_value, w_linear = params["w_in"]
+    w_out = params["w_out"] / len(f)
+    units = _divide(len(w_value), len(w_value) / UNITS)
 
-    The same as `MLPSurrogate.network`, many times faster where the rows are long.
-    """
-    return _forward(params, value, linear, slope)[0]
+    def add_units(outputs, t, block):
+        for w, c, w_out in zip(*block, strict=True):
+            hidden = w * t + c[:, None]
+            hidden = jnp.where(hidden >= 0, hidden, slope * hidden)
+            outputs = outputs + w_out[:, None, None] * hidden
+        return outputs
+
+    def add_other(outputs, other):
+        f, t = other
+        offset = w_value[:, None] * f + params["b_in"][:, None]  # [units, rows]
+        blocks = _blocks(units, (w_linear, offset, w_out))
+        return jax.lax.scan(lambda o, block: (add_units(o, t, block), None), outputs, blocks)
+
+    outputs = jnp.broadcast_to(params["b_out"][:, None, None], (2, *t.shape[1:]))
+    outputs, _ = jax.lax.scan(add_other, outputs, (f, t))
+    return outputs.reshape(2, *linear.shape[1:])
 
 
 def _forward(params, value, linear, slope):
-    (w_value, w_linear), w_out = params["w_in"], params["w_out"]
-    offset = w_value[:, None] * value.ravel() + params["b_in"][:, None]  # [units, rows]
-    points = linear.reshape(value.size, -1)
-    hidden = w_linear[:, None, None] * points + offset[..., None]
-    slopes = jnp.where(hidden > 0, 1.0, slope).astype(linear.dtype)  # S: [units, rows, points]
-    # Six columns: of t, of f and of 1, for each of the two outputs.
-    columns = jnp.concatenate([w_linear * w_out.T, w_value * w_out.T, params["b_in"] * w_out.T])
-    sums = jnp.dot(columns, slopes.reshape(len(w_value), -1), precision=PRECISION)
-    steepness, by_value, constant = sums.reshape(3, 2, *points.shape)
-    out = points * steepness + value.reshape(-1, 1) * by_value + constant
-    out = out + params["b_out"][:, None, None]
-    return jnp.moveaxis(out.reshape(2, *linear.shape), 0, -2), (
-        params,
-        value,
-        linear,
-        slopes,
-        steepness,
-    )
+    return piecewise_linear(params, value, linear, slope), (params, value, linear)
 
 
 def _backward(slope, residuals, cotangent):
-    params, value, linear, slopes, steepness = residuals
+    params, value, linear = residuals
     (w_value, w_linear), w_out = params["w_in"], params["w_out"]
-    points, f = linear.reshape(value.size, -1), value.reshape(-1, 1)
-    g = jnp.moveaxis(cotangent, -2, 0).reshape(2, *points.shape)
-    columns = jnp.concatenate([points * g, f * g, g])
-    sums = jnp.dot(slopes.reshape(len(w_value), -1), columns.reshape(6, -1).T, precision=PRECISION)
-    with_t, with_f, alone = sums[:, :2], sums[:, 2:4], sums[:, 4:]
+    f, t = _flat(value, linear)
+    g = cotangent.reshape(2, *t.shape[1:]) / len(f)
+    # Rows of (t g, g), of t and of the units' offsets, for each of the others.
+    columns = jnp.stack([jnp.broadcast_to(g, (len(t), *g.shape)), t[:, None] * g], axis=1)
+    columns = jnp.moveaxis(columns.reshape(len(t), 4, *t.shape[1:]), 1, 2)
+    columns = columns.reshape(-1, *columns.shape[2:])
+    offset = f.reshape(-1, 1) * w_value + params["b_in"]
+    rows = _divide(len(offset), t.size * len(w_value) / BLOCK)
+
+    def sums(block):
+        """Σ S g and Σ S t g over the points of each row: [rows, 4, units]."""
+        t, columns, offset = block
+        slopes = jnp.where(t[..., None] * w_linear + offset[:, None] >= 0, 1.0, slope)
+        return jnp.einsum("rcp,rpu->rcu", columns, slopes.astype(t.dtype), precision=PRECISION)
+
+    blocks = _blocks(rows, (t.reshape(-1, t.shape[-1]), columns, offset))
+    of_rows = jax.lax.map(sums, blocks).reshape(-1, 2, 2, len(w_value))[: len(offset)]
+    alone = of_rows[:, 0]  # [rows, outputs, units]
+    with_t = jnp.sum(of_rows[:, 1], axis=0).T
+    with_f = jnp.einsum("r,rku->uk", f.ravel(), alone, precision=PRECISION)
+    with_1 = jnp.sum(alone, axis=0).T
     gradient = {
         "w_in": jnp.stack([jnp.sum(with_f * w_out, axis=-1), jnp.sum(with_t * w_out, axis=-1)]),
-        "b_in": jnp.sum(alone * w_out, axis=-1),
+        "b_in": jnp.sum(with_1 * w_out, axis=-1),
         "w_out": with_t * w_linear[:, None]
         + with_f * w_value[:, None]
-        + alone * params["b_in"][:, None],
-        "b_out": jnp.sum(g, axis=(1, 2)),
+        + with_1 * params["b_in"][:, None],
+        "b_out": len(f) * jnp.sum(g, axis=(1, 2)),
     }
-    d_linear = jnp.sum(g * steepness, axis=0).reshape(linear.shape)
     # Not needed while parameters are adapted, and then left out by the compiler.
-    d_unit = jnp.einsum("urp,krp->urk", slopes, g, precision=PRECISION)
-    d_value = jnp.einsum("urk,uk,u->r", d_unit, w_out, w_value, precision=PRECISION)
-    return gradient, d_value.reshape(value.shape), d_linear
+    d_value = jnp.einsum("rku,uk,u->r", alone, w_out, w_value, precision=PRECISION)
+    d_linear = _steepness(params, f, t, g, slope)
+    return gradient, d_value.reshape(value.shape), d_linear.reshape(linear.shape)
 
 
 piecewise_linear.defvjp(_forward, _backward)
+
+
+def _flat(value, linear):
+    """All rows along one axis: values `[others, rows]`, points `[others, rows, points]`."""
+    others, points = value.shape[0], linear.shape[-1]
+    return value.reshape(others, -1), linear.reshape(others, -1, points)
+
+
+def _steepness(params, f, t, g, slope):
+    """Σ_u S_u w_linear[u] Σ_k w_out[u, k] g_k: the derivative with respect to t."""
+    unit = lambda w_value, w, b, w_out: (
+        w
+        * jnp.where(w_value * f[..., None] + w * t + b >= 0, 1.0, slope).astype(t.dtype)
+        * (w_out[0] * g[0] + w_out[1] * g[1])
+    )
+    add = lambda total, weights: (total + unit(*weights), None)
+    weights = (*params["w_in"], params["b_in"], params["w_out"])
+    return jax.lax.scan(add, jnp.zeros_like(t), weights)[0]
+
+
+def _divide(length: int, blocks: float) -> int:
+    """The length of a block, if there are at least so many of about the same length."""
+    return math.ceil(length / max(1, math.ceil(blocks)))
+
+
+def _blocks(length: int, tree: Any) -> Any:
+    """The first axis cut into blocks, the last of them filled up with zeros."""
+
+    def cut(leaf):
+        padding = -len(leaf) % length
+        leaf = jnp.pad(leaf, [(0, padding)] + [(0, 0)] * (leaf.ndim - 1))
+        return leaf.reshape(-1, length, *leaf.shape[1:])
+
+    return jax.tree.map(cut, tree)

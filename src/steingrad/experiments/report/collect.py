@@ -1,0 +1,240 @@
+"""The runs of a report: read from run folders and from `results.jsonl`, then grouped."""
+
+import dataclasses
+import json
+import math
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..config import Config, ConfigError, from_json, to_json
+from ..grid import run_name
+from ..runs import Run, RunError
+from .datafiles import is_published
+
+FORMAT = 1
+RESULTS = "results.jsonl"
+# The most points of a curve that are kept: more cannot be seen.
+POINTS = 200
+DAMAGE = (RunError, ConfigError, OSError, KeyError, TypeError, ValueError, AttributeError)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredRun:
+    """A run without its checkpoints: a line of `results.jsonl`.
+
+    Its metrics are rounded and thinned, and `seconds`, the training time so far, stands in place of
+    `ms_per_step`.
+    """
+
+    name: str
+    """The run folder, seen from where the search began."""
+    status: str
+    config: Config
+    ms_per_step: float | None
+    """The median over the report lines, without the first."""
+    environment: Mapping[str, Any]
+    data_files: Mapping[str, str]
+    published: Mapping[str, bool | None]
+    """Whether each data file is the published one; None: cannot be told."""
+    metrics: tuple[Mapping[str, Any], ...]
+    folder: bool = False
+    """Whether it was read from a run folder."""
+
+    @property
+    def finished(self) -> bool:
+        return self.status == "finished"
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The finished runs of one configuration, all equally long, whatever their seeds."""
+
+    config: Config
+    steps: int
+    seeds: Mapping[int, StoredRun]
+
+    def lines(self, seed: int) -> list[Mapping[str, Any]]:
+        return [line for line in self.seeds[seed].metrics if line["seed"] == seed]
+
+    def values(self, metric: str) -> list[float]:
+        """The last value for each seed; of `ms_per_step` for each run, whose seeds share it."""
+        if metric == "ms_per_step":
+            runs = {id(run): run.ms_per_step for run in self.seeds.values()}
+            return [value for value in runs.values() if value is not None]
+        last = {}
+        for seed in self.seeds:
+            for line in self.lines(seed):
+                if line.get(metric) is not None:
+                    last[seed] = line[metric]
+        return list(last.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Collection:
+    """All that was found."""
+
+    runs: tuple[StoredRun, ...]
+    groups: Mapping[Config, Group]
+    """By `key` of their configuration."""
+    unused: tuple[tuple[StoredRun, str], ...]
+    """Runs that are in no group, and why."""
+
+
+def key(config: Config) -> Config:
+    """What runs of a group have in common."""
+    return dataclasses.replace(config, steps=1, seeds=(0,), bound_samples=1)
+
+
+def collect(directory: Path) -> Collection:
+    """Every run under a folder; damaged ones are left out with a warning."""
+    runs = _without_copies([*_folders(directory), *_lines(directory)])
+    if not runs:
+        raise RunError(
+            f"There are no runs under {directory}: no folder with a config.json that can be read, "
+            f"and no {RESULTS}. Name the folder that `steingrad train` or `reproduce` wrote to."
+        )
+    together: dict[Config, list[StoredRun]] = {}
+    unused = []
+    for run in runs:
+        if run.finished:
+            together.setdefault(key(run.config), []).append(run)
+        else:
+            reason = "diverged" if run.status == "diverged" else "not finished"
+            unused.append((run, f"{reason}, at step {_last_step(run):,} of {run.config.steps:,}"))
+    groups = {}
+    for shared, members in together.items():
+        steps = max(run.config.steps for run in members)
+        seeds: dict[int, StoredRun] = {}
+        for run in members:
+            if run.config.steps < steps:
+                reason = f"a run of {steps:,} steps of the same configuration is used"
+                unused.append((run, f"{run.config.steps:,} steps; {reason}"))
+            else:
+                seeds = {**dict.fromkeys(run.config.seeds, run), **seeds}
+        groups[shared] = Group(shared, steps, dict(sorted(seeds.items())))
+    return Collection(tuple(runs), groups, tuple(unused))
+
+
+def write_results(runs: Iterable[StoredRun], path: Path) -> None:
+    """One line of JSON for each run."""
+    path.write_text("".join(json.dumps(_to_json(run)) + "\n" for run in runs))
+
+
+def compact(run: Run, name: str) -> StoredRun:
+    """A run folder as a line of `results.jsonl`."""
+    seeds: dict[int, list[dict[str, Any]]] = {}
+    for line in run.metrics():
+        seeds.setdefault(line["seed"], []).append(line)
+    kept, times = [], []
+    for lines in seeds.values():
+        seconds, since, own = 0.0, 0, []
+        for line in lines:
+            if "ms_per_step" in line:
+                own.append(line["ms_per_step"])
+                seconds += line["ms_per_step"] * (line["step"] - since) / 1000
+                line["seconds"], since = seconds, line["step"]
+                del line["ms_per_step"]
+        times += own[1:] or own
+        reports = [line for line in lines if "seconds" in line]
+        evaluations = [line for line in lines if "seconds" not in line and not line.get("final")]
+        kept += [*_thin(reports), *_thin(evaluations), *(x for x in lines if x.get("final"))]
+    return StoredRun(
+        name,
+        run.status,
+        run.config,
+        _round(float(np.median(times))) if times else None,
+        run.record["environment"],
+        run.record["data_files"],
+        {file: is_published(file, sha256) for file, sha256 in run.record["data_files"].items()},
+        tuple({name: _round(value) for name, value in line.items()} for line in kept),
+        folder=True,
+    )
+
+
+def _folders(directory: Path) -> list[StoredRun]:
+    found = []
+    for path in _search(directory, "config.json"):
+        folder = path.parent
+        name = folder.name if folder == directory else folder.relative_to(directory).as_posix()
+        try:
+            found.append(compact(Run(folder), name))
+        except DAMAGE as error:
+            warnings.warn(f"{folder} is left out: {_said(error)}", stacklevel=3)
+    return found
+
+
+def _lines(directory: Path) -> list[StoredRun]:
+    found = []
+    for path in _search(directory, RESULTS):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            try:
+                found.append(_from_json(json.loads(line)))
+            except DAMAGE as error:
+                warnings.warn(f"{path}, line {number}, is left out: {_said(error)}", stacklevel=3)
+    return found
+
+
+def _search(directory: Path, name: str) -> list[Path]:
+    """Files of this name, in no hidden folder."""
+    found = [path.relative_to(directory) for path in directory.rglob(name)]
+    return [
+        directory / path
+        for path in sorted(found)
+        if not any(part.startswith(".") for part in path.parts)
+    ]
+
+
+def _said(error: Exception) -> str:
+    return f"it has no {error}." if isinstance(error, KeyError) else str(error)
+
+
+def _without_copies(runs: list[StoredRun]) -> list[StoredRun]:
+    """One finished run for each configuration and seeds; unfinished ones if in a folder."""
+    same: dict[tuple, list[StoredRun]] = {}
+    for run in runs:
+        same.setdefault((key(run.config), run.config.seeds), []).append(run)
+    kept = []
+    for copies in same.values():
+        best = max(copies, key=lambda run: (run.finished, run.config.steps, run.folder))
+        kept.append(best)
+        for run in copies:
+            if run is best or not run.folder:
+                continue
+            if run.finished:
+                warnings.warn(f"{run.name} is left out: {best.name} is the same run.", stacklevel=3)
+            else:
+                kept.append(run)
+    return sorted(kept, key=lambda run: (run_name(run.config), run.name))
+
+
+def _last_step(run: StoredRun) -> int:
+    return max((line["step"] for line in run.metrics), default=0)
+
+
+def _thin(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if len(lines) <= POINTS:
+        return lines
+    return [lines[i] for i in np.linspace(0, len(lines) - 1, POINTS).round().astype(int)]
+
+
+def _round(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _to_json(run: StoredRun) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(run) if field.name != "folder"]
+    fields = {"format": FORMAT, **{name: getattr(run, name) for name in names}}
+    return {**fields, "config": to_json(run.config)}
+
+
+def _from_json(fields: dict[str, Any]) -> StoredRun:
+    if fields.pop("format") != FORMAT:
+        raise RunError("it has a format that this version does not know.")
+    fields.update(config=from_json(fields["config"]), metrics=tuple(fields["metrics"]))
+    return StoredRun(**fields)

@@ -1,0 +1,179 @@
+"""Figures of an experiment: curves, and what they come to."""
+
+import csv
+import functools
+import importlib.resources
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ..config import Config
+from ..figures import METRICS, Curve
+from ..grid import Entry, Experiment, experiments
+from .collect import Group, key
+from .notes import budget, data_notes
+from .numbers import LOWER_IS_BETTER, Estimate, fixed, name_of, plural, significant, task_name
+from .parts import Block, Cell, Figure, Table
+
+# An estimator looks the same in every figure.
+STYLE = {"RODEO": 0, "Double CV": 1, "DisARM": 2, "ARMS": 3, "RLOO": 4, "RELAX": 5}
+
+
+def experiment_figures(experiment: Experiment, found: Mapping[Entry, Group]) -> list[Figure]:
+    """A figure for each task; an ablation is one figure."""
+    if experiment.show != "curves":
+        return []
+    tasks: dict[str, dict[Entry, Group]] = {}
+    for entry, group in found.items():
+        tasks.setdefault(_figure_name(experiment, entry), {})[entry] = group
+    figures = [_figure(experiment, name, entries) for name, entries in tasks.items()]
+    return [figure for figure in figures if figure is not None]
+
+
+def _figure_name(experiment: Experiment, entry: Entry) -> str:
+    if experiment.name.startswith("ablation-"):
+        return experiment.name
+    config = entry.config
+    layers = f"-layers{len(config.layer_sizes)}" if len(config.layer_sizes) > 1 else ""
+    return f"{experiment.name}-{config.dataset}-{config.likelihood}{layers}-k{config.samples}"
+
+
+def _figure(experiment: Experiment, name: str, found: Mapping[Entry, Group]) -> Figure | None:
+    metrics = tuple(metric for metric in experiment.metrics if metric in METRICS)
+    several = len({entry.config.samples for entry in found}) > 1
+    labels = [
+        name_of(entry.label) + (f", K = {entry.config.samples}" if several else "")
+        for entry in found
+    ]
+    known = all(label in STYLE for label in labels)
+    curves = {}
+    for number, (label, (entry, group)) in enumerate(zip(labels, found.items(), strict=True)):
+        curve = mean_curve(label, STYLE[label] if known else number, group, metrics)
+        if curve is not None:
+            curves[entry] = curve
+    if not curves:
+        return None
+    config = next(iter(found)).config
+    parts = [task_name(config, [Config(likelihood="gaussian"), Config()])]
+    parts += [] if several else [f"K = {config.samples}"]
+    files = [note.removeprefix("† ") for note in data_notes(found)[1]]
+    before = budget([(curve.label, found[entry]) for entry, curve in curves.items()])
+    missing = [
+        name_of(entry.label)
+        for entry in experiment.entries
+        if entry not in curves and _figure_name(experiment, entry) == name
+    ]
+    before += [f"Not run: {', '.join(missing)}."] if missing else []
+    table = _table({entry: found[entry] for entry in curves}, curves, tuple(files))
+    return Figure(name, ", ".join(parts), metrics, tuple(curves.values()), table, tuple(before))
+
+
+def mean_curve(label: str, style: int, group: Group, metrics: Sequence[str]) -> Curve | None:
+    """The mean over seeds, at the steps of one of them; None if there are fewer than two points."""
+    wanted = ("seconds", *metrics)
+    seeds = [
+        [line for line in group.lines(seed) if all(line.get(name) is not None for name in wanted)]
+        for seed in group.seeds
+    ]
+    shortest = min(seeds, key=len)
+    last = min((lines[-1]["step"] for lines in seeds if lines), default=0)
+    steps = [line["step"] for line in shortest if line["step"] <= last]
+    if len(steps) < 2:
+        return None
+    means = {
+        name: np.mean(
+            [
+                np.interp(steps, [x["step"] for x in lines], [x[name] for x in lines])
+                for lines in seeds
+            ],
+            axis=0,
+        )
+        for name in wanted
+    }
+    rounded = {name: [float(f"{value:.5g}") for value in means[name]] for name in wanted}
+    return Curve(label, style, steps, rounded.pop("seconds"), rounded)
+
+
+def _table(
+    found: Mapping[Entry, Group], curves: Mapping[Entry, Curve], files: tuple[str, ...]
+) -> Table:
+    """Where the curves come to: at the step of the published variance, or as far as all go."""
+    paper = {entry: _published_variance().get(key(entry.config)) for entry in found}
+    published_step = next((there[0] for there in paper.values() if there), None)
+    step = min(curve.steps[-1] for curve in curves.values())
+    step = min(step, published_step or step)
+    columns = [
+        f"Gradient variance at {plural(step, 'step')}",
+        "Training ELBO",
+        "Milliseconds a step",
+    ]
+    if published_step:
+        columns.insert(1, f"Paper's at {plural(published_step, 'step')}")
+    metrics = ("grad_variance", "train_elbo", "ms_per_step")
+    numbers = {
+        entry: (
+            Estimate.of([_at(step, group.lines(seed), "grad_variance") for seed in group.seeds]),
+            *(Estimate.of(group.values(metric)) for metric in metrics[1:]),
+        )
+        for entry, group in found.items()
+    }
+    best = [
+        _best(metric, [own[number] for own in numbers.values()])
+        for number, metric in enumerate(metrics)
+    ]
+    rows = []
+    for entry, own in numbers.items():
+        cells = [
+            Cell(_text(metric, number), best=number is not None and _shown(number) == first)
+            for metric, number, first in zip(metrics, own, best, strict=True)
+        ]
+        if published_step:
+            there = paper[entry]
+            cells.insert(1, Cell(significant(Estimate(there[1], None)) if there else "–"))
+        rows.append((curves[entry].label, tuple(cells)))
+    after = files
+    if published_step:
+        after = ("The paper's variances are read by eye off its curves.", *files)
+    return Table("", ("", *columns), (Block("", tuple(rows)),), after=after)
+
+
+def _best(metric: str, numbers: Sequence[Estimate | None]) -> str | None:
+    there = [number for number in numbers if number is not None]
+    if len(there) < 2:
+        return None
+    best = min if metric in LOWER_IS_BETTER else max
+    return _shown(best(there, key=lambda number: number.mean))
+
+
+def _shown(number: Estimate) -> str:
+    """What ties share."""
+    return f"{number.mean:.4g}"
+
+
+def _text(metric: str, number: Estimate | None) -> str:
+    if number is None:
+        return "–"
+    return fixed(number) if metric == "train_elbo" else significant(number)
+
+
+def _at(step: int, lines: Sequence[Mapping], metric: str) -> float:
+    points = [(line["step"], line[metric]) for line in lines if line.get(metric) is not None]
+    steps, values = np.transpose(points)
+    return float(np.interp(step, steps, values))
+
+
+@functools.cache
+def _published_variance() -> dict[Config, tuple[int, float]]:
+    """Step and variance, for the configurations whose curves the paper shows."""
+    path = importlib.resources.files("steingrad.experiments") / "paper" / "variance.csv"
+    rows = {
+        (row["dataset"], row["likelihood"], int(row["k"]), row["estimator"]): row
+        for row in csv.DictReader(path.read_text().splitlines())
+    }
+    published = {}
+    for entry in experiments()["variance-curves"].entries:
+        config = entry.config
+        row = rows.get((config.dataset, config.likelihood, config.samples, config.estimator))
+        if row:
+            published[key(config)] = int(row["step"]), float(row["grad_variance"])
+    return published

@@ -1,0 +1,86 @@
+"""A report as Markdown."""
+
+import html
+import re
+from collections.abc import Iterable
+
+from .parts import Cell, Figure, Report, Section, Table
+
+
+def to_markdown(report: Report) -> str:
+    """The whole report, with its figures beside it in `figures/`."""
+    sections = "\n\n".join(_section(section, "figures") for section in report.sections)
+    return f"# {_text(report.title)}\n\n{_sentences(report.before)}\n\n{sections}\n"
+
+
+def summary(report: Report, place: str) -> str:
+    """The tables of the paper's results and links to the figures; `place`: the report's folder."""
+    parts = [_sentences(report.before)]
+    links = []
+    for section in report.sections:
+        if section.name in ("other-runs", "not-used", "provenance"):
+            continue
+        figures = [part for part in section.parts if isinstance(part, Figure)]
+        if not figures:
+            parts.append(_section(section, f"{place}/figures", "###"))
+        links += [
+            f"- [{_text(section.title)}: {_text(figure.title)}]({place}/figures/{figure.name}.png)"
+            for figure in figures
+        ]
+    if links:
+        parts.append("### Figures\n\n" + "\n".join(links))
+    parts.append(
+        f"The whole report, with the environment and the hashes of the data: [{place}/report.md]"
+        f"({place}/report.md), and with interactive figures `{place}/index.html`."
+    )
+    return "\n\n".join(parts)
+
+
+def _section(section: Section, figures: str, level: str = "##") -> str:
+    parts = [f"{level} {_text(section.title)}", _sentences(section.before)]
+    for part in section.parts:
+        if isinstance(part, Figure):
+            alternative = _text(f"{section.title}: {part.title}")
+            parts.append(f"{level}# {_text(part.title)}")
+            parts.append(_sentences(part.before))
+            parts.append(f"![{alternative}]({figures}/{part.name}.png)")
+            parts.append(_table(part.table))
+        else:
+            parts.append(_table(part))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _table(table: Table) -> str:
+    lines = []
+    heading = [_text(column) for column in table.columns]
+    align = "---" if table.words else "--:"
+    lines.append("| " + " | ".join(heading) + " |")
+    lines.append("|---|" + f"{align}|" * (len(heading) - 1))
+    for block in table.blocks:
+        if block.heading:
+            lines.append(f"| *{_text(block.heading)}* |" + " |" * (len(heading) - 1))
+        for label, cells in block.rows:
+            lines.append(f"| {_text(label)} | " + " | ".join(map(_cell, cells)) + " |")
+    title = f"**{_text(table.title)}**" if table.title else ""
+    parts = [title, _sentences(table.before), "\n".join(lines), _sentences(table.after)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _cell(cell: Cell) -> str:
+    text = f"**{_text(cell.text)}**" if cell.best else _text(cell.text)
+    text += f" {cell.mark}" if cell.mark else ""
+    small = [_text(part) for part in (cell.detail, cell.paper and f"paper {cell.paper}") if part]
+    return text + "".join(f"<br><sub>{part}</sub>" for part in small)
+
+
+def _sentences(sentences: Iterable[str]) -> str:
+    return "\n\n".join(map(_text, sentences))
+
+
+def _text(text: str) -> str:
+    r"""Text that Markdown leaves as it is.
+
+    >>> print(_text("a_b | <c>"))
+    a\_b \| &lt;c&gt;
+    """
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(text, quote=False))

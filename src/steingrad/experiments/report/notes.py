@@ -1,0 +1,77 @@
+"""Sentences that say how far our runs are from the paper's."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ..grid import Entry
+from .collect import Group
+from .numbers import PAPER_SEEDS, PAPER_STEPS, plural
+
+# More names than this say less than "some".
+NAMED = 6
+
+
+def budget(cells: Sequence[tuple[str, Group]], metric: str = "") -> list[str]:
+    """Steps and seeds, where they are not the paper's or not the same everywhere."""
+    steps = Counter(group.steps for _, group in cells)
+    seeds = Counter(len(group.seeds) for _, group in cells)
+    sentences = []
+    if set(steps) != {PAPER_STEPS} or set(seeds) != {PAPER_SEEDS}:
+        sentences.append(
+            f"These runs have {_range(steps, 'step')} and {_range(seeds, 'seed')}; the paper's "
+            f"have {plural(PAPER_STEPS, 'step')} and {plural(PAPER_SEEDS, 'seed')}."
+        )
+    if len(steps) > 1:
+        sentences.append(
+            "They differ from each other in steps, so not all of them can be compared: "
+            + _exceptions(steps, "step", [(name, group.steps) for name, group in cells])
+        )
+    if len(seeds) > 1:
+        sentences.append(
+            "They differ in seeds: "
+            + _exceptions(seeds, "seed", [(name, len(group.seeds)) for name, group in cells])
+        )
+    samples = {
+        run.config.bound_samples for _, group in cells for run in group.seeds.values()
+    }  # fmt: skip
+    if metric == "test_bound" and samples != {100}:
+        counts = " or ".join(map(str, sorted(samples)))
+        sentences.append(f"This bound is here of {counts} samples; the paper's is of 100.")
+    return sentences
+
+
+def _range(counts: Counter, noun: str) -> str:
+    low, high = min(counts), max(counts)
+    return plural(low, noun) if low == high else f"{low:,} to {high:,} {noun}s"
+
+
+def _exceptions(counts: Counter, noun: str, cells: Sequence[tuple[str, int]]) -> str:
+    """Who has how many, but for those who have what most have."""
+    usual = counts.most_common(1)[0][0]
+    parts = []
+    for count in sorted(set(counts) - {usual}):
+        names = [name for name, own in cells if own == count]
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        parts.append(f"{plural(count, noun)} for {', '.join(names[:NAMED])}{more}")
+    return "; ".join([*parts, f"{plural(usual, noun)} for all others"]) + "."
+
+
+def data_notes(found: Mapping[Entry, Group]) -> tuple[set[tuple], list[str]]:
+    """The columns trained on files that are not the published ones, and a footnote about each."""
+    columns, notes = set(), {}
+    for entry, group in found.items():
+        config = entry.config
+        for run in group.seeds.values():
+            for name, published in run.published.items():
+                if not published:
+                    columns.add((config.dataset, config.likelihood, len(config.layer_sizes)))
+                    notes[name, run.data_files[name]] = published
+    return columns, [
+        f"† {name} (SHA-256 {sha256[:12]}…) "
+        + (
+            "could not be compared with the published file."
+            if published is None
+            else "is not the published file: numbers may differ from the paper's for this alone."
+        )
+        for (name, sha256), published in sorted(notes.items())
+    ]

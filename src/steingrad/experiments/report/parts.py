@@ -1,0 +1,68 @@
+"""What a report consists of, before it is written as HTML or Markdown."""
+
+import dataclasses
+
+from ..figures import Curve
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    text: str
+    paper: str = ""
+    """The published number, shown smaller."""
+    detail: str = ""
+    """More of ours, shown smaller."""
+    best: bool = False
+    mark: str = ""
+    """▲ or ▼: ours is higher or lower than the paper's, outside the combined error."""
+    title: str = ""
+    """Shown when the pointer rests on it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Rows under a common heading (none: an empty one)."""
+
+    heading: str
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    title: str
+    columns: tuple[str, ...]
+    """The heading of the rows' labels first."""
+    blocks: tuple[Block, ...]
+    before: tuple[str, ...] = ()
+    """Sentences above it."""
+    after: tuple[str, ...] = ()
+    """Footnotes."""
+    words: bool = False
+    """Text rather than numbers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """Curves of `metrics`, against steps and against time."""
+
+    name: str
+    title: str
+    metrics: tuple[str, ...]
+    curves: tuple[Curve, ...]
+    table: Table
+    before: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    name: str
+    title: str
+    parts: tuple[Table | Figure, ...]
+    before: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    title: str
+    before: tuple[str, ...]
+    sections: tuple[Section, ...]
