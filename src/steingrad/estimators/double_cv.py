@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 from ..distributions import Bernoulli
 from ..distributions.base import compute_dtype
 from ..surrogates.base import mean_of_others, mean_of_samples
-from .base import Estimator, check_estimate, check_num_samples, check_params, weighted_mean
+from .base import Estimator, check_estimate, check_num_samples, check_params
 
 
 class DoubleCV(Estimator):

@@ -86,7 +86,7 @@ class MLPSurrogate(Surrogate):
         return self._values(params, f_j, t_self, t)
 
     def _values(self, params: Any, value: Array, t_self: Array, t: Array):
-        """H and H* at the neighbours and at the samples themselves, averaged over the first axis."""
+        """H and H* at the neighbours and at the samples, averaged over the first axis."""
         # One row of points for each value: the sample itself, then its neighbours.
         points = jnp.concatenate([t_self[..., None], t.reshape(*value.shape, -1)], axis=-1)
         if self.layers == 1:

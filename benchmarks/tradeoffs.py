@@ -1,0 +1,95 @@
+"""Variance bought per second: RODEO with fewer hidden units, fewer coordinates, rarer adaptation.
+
+    python benchmarks/tradeoffs.py --workers 2 --out runs/tradeoffs
+
+Trains each setting for 10,000 steps on dynamically binarised MNIST (K = 2, seed 1; runs that are
+there are taken as they are), then times a step of each, side by side. What an estimator costs in the
+end is variance times time: so many seconds for the same error of an averaged gradient.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from steps import contestant, per_step
+from timing import race, save, summarise
+
+from steingrad.experiments import Config, Run
+from steingrad.experiments.engines import Processes
+from steingrad.experiments.plan import plan
+from steingrad.experiments.sweep import sweep
+
+STEPS = 10_000
+# The variance of a run: mean of what it reported in its last steps.
+WINDOW = 2_500
+
+
+def settings() -> dict[str, Config]:
+    build = lambda estimator="rodeo", **changes: Config(
+        dataset="mnist", estimator=estimator, steps=STEPS, bound_samples=1, **changes
+    )
+    return {
+        "rloo": build("rloo"),
+        "double_cv": build("double_cv"),
+        "disarm": build("disarm"),
+        "rodeo": build(),
+        **{f"{h} hidden units": build(surrogate_hidden=h) for h in (32, 16, 8)},
+        **{f"{m} of 200 coordinates": build(coordinates=m) for m in (100, 50, 25)},
+        **{f"adapt every {n}": build(adapt_every=n) for n in (4, 16)},
+        "16 units, adapt every 4": build(surrogate_hidden=16, adapt_every=4),
+        "own scan": build(scan="own"),
+    }
+
+
+def variance(run: Run) -> float:
+    return float(
+        np.mean(
+            [
+                line["grad_variance"]
+                for line in run.metrics()
+                if line["step"] > STEPS - WINDOW and "grad_variance" in line
+            ]
+        )
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("runs/tradeoffs"))
+    parser.add_argument("--data-dir", type=Path)
+    options = parser.parse_args()
+    configs = settings()
+    folders = {name.replace(" ", "-").replace(",", ""): c for name, c in configs.items()}
+    planned = plan(folders, options.out)
+    broken = sweep(planned, options.out, Processes(options.workers), data_dir=options.data_dir)
+    if broken:
+        raise SystemExit(f"Some runs broke: {broken}")
+
+    times = race({name: contestant(config)[0] for name, config in configs.items()}, rounds=11)
+    result = summarise(per_step(times), "rloo")
+    for name, folder in zip(configs, folders, strict=True):
+        result[name]["grad_variance"] = variance(Run(options.out / folder))
+    base = result["rloo"]["grad_variance"]
+    table = Table(title="Binarised MNIST, K = 2, after 10,000 steps; ratios to RLOO")
+    for column in ("", "ms a step", "time", "grad_variance", "variance", "variance × time"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, numbers in result.items():
+        numbers["variance_ratio"] = numbers["grad_variance"] / base
+        numbers["variance_time_ratio"] = numbers["variance_ratio"] * numbers["ratio"]
+        table.add_row(
+            name,
+            f"{numbers['ms']:.2f}",
+            f"{numbers['ratio']:.2f}",
+            f"{numbers['grad_variance']:.3e}",
+            f"{numbers['variance_ratio']:.2f}",
+            f"{numbers['variance_time_ratio']:.2f}",
+        )
+    Console(width=110).print(table)
+    save("tradeoffs", {"steps": STEPS, "settings": result})
+
+
+if __name__ == "__main__":
+    main()
