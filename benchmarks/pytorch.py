@@ -72,7 +72,11 @@ def main() -> None:
             config = Config(estimator=name, samples=samples, dataset="mnist")
             contestants[f"steingrad {name}"] = contestant(config)[0]
         result = summarise(per_step(race(contestants, rounds=11)), "PyTorch RLOO")
-        show(f"Training step, K = {samples}: ratio to RLOO in PyTorch {torch.__version__}", result, {})
+        show(
+            f"Training step, K = {samples}: ratio to RLOO in PyTorch {torch.__version__}",
+            result,
+            {},
+        )
         results[f"K={samples}"] = result
     save("pytorch", {"torch": torch.__version__, **results})
 

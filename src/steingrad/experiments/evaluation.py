@@ -6,12 +6,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray, UInt8
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt8
 
 from ..models import VAE
 
 IMAGES_AT_A_TIME = 100
-SAMPLES_AT_A_TIME = 100
+SAMPLES_AT_A_TIME = 20
 
 
 class Bounds(NamedTuple):
@@ -30,45 +30,41 @@ def evaluate(
 
     Images and samples are taken a few at a time, so that any number of either fits in memory.
     """
-    whole, rest = divmod(len(images), IMAGES_AT_A_TIME)
-    split = whole * IMAGES_AT_A_TIME
-    pieces = [images[:split].reshape(whole, IMAGES_AT_A_TIME, -1)] if whole else []
-    pieces += [images[None, split:]] if rest else []
-    totals = [
-        _sum_of_bounds(model, jnp.asarray(piece), samples, jax.random.fold_in(key, number))
-        for number, piece in enumerate(pieces)
-    ]
-    elbo, bound = np.sum(np.asarray(totals, np.float64), axis=0) / len(images)
+    pieces = []
+    for number, start in enumerate(range(0, len(images), IMAGES_AT_A_TIME)):
+        piece = images[start : start + IMAGES_AT_A_TIME]
+        # The last piece has the size of the others, for which the program is compiled.
+        piece = np.pad(piece, ((0, IMAGES_AT_A_TIME - len(piece)), (0, 0)))
+        pieces.append(_bounds(model, piece, samples, jax.random.fold_in(key, number)))
+    per_image = np.concatenate([np.asarray(piece, np.float64) for piece in pieces], axis=1)
+    elbo, bound = np.mean(per_image[:, : len(images)], axis=1)
     return Bounds(float(elbo), float(bound))
 
 
+def _bounds(
+    model: VAE, images: UInt8[np.ndarray, "images pixels"], samples: int, key: PRNGKeyArray
+) -> Float[Array, "2 images"]:
+    """ELBO and bound of each image."""
+    sums = jnp.stack([jnp.zeros(len(images)), jnp.full(len(images), -jnp.inf)])
+    for number, start in enumerate(range(0, samples, SAMPLES_AT_A_TIME)):
+        count = min(SAMPLES_AT_A_TIME, samples - start)
+        sums = _add_samples(model, images, sums, count, key, np.int32(number))
+    return jnp.stack([sums[0] / samples, sums[1] - jnp.log(samples)])
+
+
 @eqx.filter_jit
-def _sum_of_bounds(
-    model: VAE, pieces: UInt8[Array, "pieces images pixels"], samples: int, key: PRNGKeyArray
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    def bounds(piece):
-        number, images = piece
-        observe_key, weight_key = jax.random.split(jax.random.fold_in(key, number))
-        y = model.likelihood.observe(observe_key, images)
-
-        def more(carry, size, key):
-            """Add `size` samples to the sums of log-weights and of weights."""
-            total, log_total = carry
-            weights = model.log_weights(y, samples=size, key=key)
-            log_sum = jnp.logaddexp(log_total, jax.nn.logsumexp(weights, axis=0))
-            return total + jnp.sum(weights, axis=0), log_sum
-
-        whole, rest = divmod(samples, SAMPLES_AT_A_TIME)
-        carry = jnp.zeros(len(images)), jnp.full(len(images), -jnp.inf)
-        keys = jax.random.split(weight_key, whole + 1)
-        if whole:
-            step = lambda carry, key: (more(carry, SAMPLES_AT_A_TIME, key), None)
-            carry, _ = jax.lax.scan(step, carry, keys[:whole])
-        if rest:
-            carry = more(carry, rest, keys[-1])
-        total, log_total = carry
-        return jnp.sum(total / samples), jnp.sum(log_total - jnp.log(samples))
-
-    numbers = jnp.arange(len(pieces), dtype=jnp.int32)
-    elbo, bound = jax.lax.map(bounds, (numbers, pieces))
-    return jnp.sum(elbo), jnp.sum(bound)
+def _add_samples(
+    model: VAE,
+    images: UInt8[Array, "images pixels"],
+    sums: Float[Array, "2 images"],
+    samples: int,
+    key: PRNGKeyArray,
+    number: Int[Array, ""],
+) -> Float[Array, "2 images"]:
+    """Add samples to the sum of log-weights and to the logarithm of the sum of weights."""
+    observe_key, weight_key = jax.random.split(key)
+    y = model.likelihood.observe(observe_key, images)
+    key = jax.random.fold_in(weight_key, number)
+    weights = model.log_weights(y, samples=samples, key=key)
+    log_sum = jax.nn.logsumexp(weights, axis=0)
+    return jnp.stack([sums[0] + jnp.sum(weights, axis=0), jnp.logaddexp(sums[1], log_sum)])

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt8
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
 
 from ..estimators import Estimator, Reinforce
 from ..models import VAE, elbo_and_grad
@@ -94,6 +94,9 @@ class Trainer(NamedTuple):
             return jax.lax.fori_loop(start, stop, one, state)
 
         every = self.config.adapt_every
+        if self.max_steps == 1:  # no loop at all
+            adapt = True if every == 1 else start % every == 0
+            return self.step(state, seed, start, images[batches.at(start)], adapt)
         if every == 1:
             return steps(start, stop, state, adapt=True)
 
@@ -115,9 +118,10 @@ class Trainer(NamedTuple):
         seed: Int[Array, ""],
         step: Int[Array, ""],
         images: UInt8[Array, "batch pixels"],
-        adapt: bool = True,
+        adapt: bool | Bool[Array, ""] = True,
     ) -> State:
-        """One step; without `adapt`, the control variates (and the cost of their gradient) rest."""
+        """One step; without `adapt`, the control variates (and, if that is known when the step is
+        compiled, the cost of their gradient) rest."""
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 1), step)
         observe_key, elbo_key = jax.random.split(key)
         model = eqx.combine(state.model, self.model)
@@ -142,9 +146,13 @@ class Trainer(NamedTuple):
         )
         cv: Any = state.cv
         cv_optimizer = state.cv_optimizer
-        if adapt:
+        if adapt is not False:
             cv_updates, cv_optimizer = self.cv_optimizer.update(grads.cv, cv_optimizer, cv)
             cv = optax.apply_updates(cv, cv_updates)
+        if not isinstance(adapt, bool):
+            select = lambda new, old: jnp.where(adapt, new, old)
+            before = (state.cv, state.cv_optimizer)
+            cv, cv_optimizer = jax.tree.map(select, (cv, cv_optimizer), before)
         average = lambda old, new: jax.tree.map(lambda a, b: DECAY * a + (1 - DECAY) * b, old, new)
         return State(
             optax.apply_updates(state.model, updates),

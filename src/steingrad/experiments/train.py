@@ -21,8 +21,9 @@ from .evaluation import evaluate
 from .runs import Run, RunError
 from .step import State, Trainer, grad_variance
 
-# The most steps in one dispatch: enough to hide its cost, few enough to show progress.
-STEPS_PER_DISPATCH = 250
+# The most steps in one dispatch: enough to hide its cost, few enough to show progress. One alone for
+# convolutions, which take fifteen times as long inside a loop on a CPU.
+STEPS_PER_DISPATCH = {"mlp": 250, "resnet": 1}
 # Settings that may change when a run goes on: they leave the steps already made as they are.
 MAY_CHANGE = ("steps", "bound_samples")
 
@@ -43,10 +44,10 @@ class Schedule:
     """Steps between two evaluations of the ELBO on the training and validation splits
     (0: at the end only)."""
 
-    def next_stop(self, step: int, steps: int) -> int:
-        """The next step at which something is due."""
+    def next_stop(self, step: int, steps: int, most: int) -> int:
+        """The next step at which something is due, at most `most` ahead."""
         every = [n for n in dataclasses.astuple(self) if n > 0]
-        return min([steps, step + STEPS_PER_DISPATCH, *((step // n + 1) * n for n in every)])
+        return min([steps, step + most, *((step // n + 1) * n for n in every)])
 
     def due(self, name: str, step: int, steps: int) -> bool:
         every = getattr(self, f"{name}_every")
@@ -74,7 +75,7 @@ class Task:
             config.build_estimator(pixels, layer) for layer in range(len(config.layer_sizes))
         )
         model = config.build_model(dataset, jax.random.key(0))
-        trainer = Trainer(config, model, estimators, STEPS_PER_DISPATCH)
+        trainer = Trainer(config, model, estimators, STEPS_PER_DISPATCH[config.network])
         return cls(config, dataset, trainer)
 
     def initial_state(self) -> State:
@@ -184,7 +185,7 @@ def _steps(
     advance = _compile(task, state, images, display)
     reported_step, reported_time = step, time.perf_counter()
     while step < steps:
-        start, step = step, schedule.next_stop(step, steps)
+        start, step = step, schedule.next_stop(step, steps, task.trainer.max_steps)
         state = advance(state, start, step)
         if not _finite(state):
             run.update(status="diverged")
