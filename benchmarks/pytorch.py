@@ -5,11 +5,13 @@
 Side by side with ours in one process; both use all cores.
 """
 
+import itertools
+
 import numpy as np
-import torch
+import torch  # pyright: ignore[reportMissingImports]
 from steps import contestant, fake_dataset, per_step
 from timing import race, save, show, summarise
-from torch import nn
+from torch import nn  # pyright: ignore[reportMissingImports]
 
 from steingrad.experiments import Config
 
@@ -18,7 +20,7 @@ STEPS = 20
 
 def mlp(*sizes: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for number, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for number, (a, b) in enumerate(itertools.pairwise(sizes)):
         layers += [nn.LeakyReLU(0.3)] if number else []
         layers.append(nn.Linear(a, b))
     return nn.Sequential(*layers)
@@ -69,7 +71,7 @@ def main() -> None:
     for samples in (2, 3):
         contestants = {"PyTorch RLOO": torch_contestant(samples)}
         for name in ("rloo", "rodeo"):
-            config = Config(estimator=name, samples=samples, dataset="mnist")
+            config = Config(estimator=name, samples=samples, dataset="mnist")  # pyright: ignore
             contestants[f"steingrad {name}"] = contestant(config)[0]
         result = summarise(per_step(race(contestants, rounds=11)), "PyTorch RLOO")
         show(

@@ -3,12 +3,13 @@
     python benchmarks/tradeoffs.py --workers 2 --out runs/tradeoffs
 
 Trains each setting for 10,000 steps on dynamically binarised MNIST (K = 2, seed 1; runs that are
-there are taken as they are), then times a step of each, side by side. What an estimator costs in the
-end is variance times time: so many seconds for the same error of an averaged gradient.
+there are taken as they are), then times a step of each, side by side. What an estimator costs in
+the end is variance times time: so many seconds for the same error of an averaged gradient.
 """
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -27,9 +28,9 @@ WINDOW = 2_500
 
 
 def settings() -> dict[str, Config]:
-    build = lambda estimator="rodeo", **changes: Config(
-        dataset="mnist", estimator=estimator, steps=STEPS, bound_samples=1, **changes
-    )
+    def build(estimator: Any = "rodeo", **changes: Any) -> Config:
+        return Config("mnist", estimator=estimator, steps=STEPS, bound_samples=1, **changes)
+
     return {
         "rloo": build("rloo"),
         "double_cv": build("double_cv"),

@@ -177,6 +177,10 @@ class TestCurves:
             "modified RELAX, K = 3",
         ]
 
+    def test_one_run_is_no_ablation(self, tmp_path):
+        write_run(tmp_path / "one", short(entries("ablation-parts")[0].config, seeds=(1,)))
+        assert "ablation-parts" not in [section.name for section in report_of(tmp_path).sections]
+
     def test_seeds_that_report_at_other_steps(self, tmp_path):
         for seed, lines in ((1, 10), (2, 25)):
             write_run(tmp_path / str(seed), short(MNIST["rodeo"], seeds=(seed,)), lines=lines)

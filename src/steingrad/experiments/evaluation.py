@@ -1,5 +1,6 @@
 """Bounds of a trained model on a whole split."""
 
+import math
 from typing import NamedTuple
 
 import equinox as eqx
@@ -48,8 +49,9 @@ def _bounds(
     sums = jnp.stack([jnp.zeros(len(images)), jnp.full(len(images), -jnp.inf)])
     for number, start in enumerate(range(0, samples, SAMPLES_AT_A_TIME)):
         count = min(SAMPLES_AT_A_TIME, samples - start)
-        sums = _add_samples(model, images, sums, count, key, np.int32(number))
-    return jnp.stack([sums[0] / samples, sums[1] - jnp.log(samples)])
+        key_number = jnp.asarray(number, jnp.int32)
+        sums = _add_samples(model, jnp.asarray(images), sums, count, key, key_number)
+    return jnp.stack([sums[0] / samples, sums[1] - math.log(samples)])
 
 
 @eqx.filter_jit

@@ -21,8 +21,8 @@ from .evaluation import evaluate
 from .runs import Run, RunError
 from .step import State, Trainer, grad_variance
 
-# The most steps in one dispatch: enough to hide its cost, few enough to show progress. One alone for
-# convolutions, which take fifteen times as long inside a loop on a CPU.
+# The most steps in one dispatch: enough to hide its cost, few enough to show progress. One alone
+# for convolutions, which take fifteen times as long inside a loop on a CPU.
 STEPS_PER_DISPATCH = {"mlp": 250, "resnet": 1}
 # Settings that may change when a run goes on: they leave the steps already made as they are.
 MAY_CHANGE = ("steps", "bound_samples")

@@ -20,8 +20,9 @@ STYLE = {"RODEO": 0, "Double CV": 1, "DisARM": 2, "ARMS": 3, "RLOO": 4, "RELAX":
 
 
 def experiment_figures(experiment: Experiment, found: Mapping[Entry, Group]) -> list[Figure]:
-    """A figure for each task; an ablation is one figure."""
-    if experiment.show != "curves":
+    """A figure for each task; an ablation is one figure, if there are two things to compare."""
+    ablation = experiment.name.startswith("ablation-")
+    if experiment.show != "curves" or (ablation and len({e.label for e in found}) < 2):
         return []
     tasks: dict[str, dict[Entry, Group]] = {}
     for entry, group in found.items():
