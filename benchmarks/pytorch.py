@@ -6,6 +6,7 @@ Side by side with ours in one process; both use all cores.
 """
 
 import itertools
+from typing import Any
 
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
@@ -54,9 +55,11 @@ def torch_contestant(samples: int, steps: int = STEPS):
         optimizer.step()
         with torch.no_grad():  # the moving averages behind grad_variance
             for name, parameter in encoder.named_parameters():
-                means.setdefault(name, torch.zeros_like(parameter)).lerp_(parameter.grad, 1 - decay)
+                gradient: Any = parameter.grad
+                mean = means.setdefault(name, torch.zeros_like(parameter))
                 square = squares.setdefault(name, torch.zeros_like(parameter))
-                square.lerp_(parameter.grad**2, 1 - decay)
+                mean.lerp_(gradient, 1 - decay)
+                square.lerp_(gradient**2, 1 - decay)
 
     def run():
         order = torch.randperm(len(images))

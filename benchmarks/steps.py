@@ -107,11 +107,14 @@ def hierarchical() -> None:
     }  # fmt: skip
     everything = {}
     for layers, (double_cv, disarm, rodeo) in published.items():
+        build = lambda layers=layers, **settings: contestant(
+            Config(dataset="mnist", layer_sizes=(200,) * layers, hidden=(), **settings)
+        )[0]
         contestants = {
-            name: contestant(
-                Config(estimator=name, dataset="mnist", layer_sizes=(200,) * layers, hidden=())
-            )[0]
-            for name in ("disarm", "double_cv", "rodeo")
+            **{name: build(estimator=name) for name in ("disarm", "double_cv", "rodeo")},
+            "rodeo, 50 of 200 coordinates": build(coordinates=50),
+            "rodeo, adapt every 4": build(adapt_every=4),
+            "rodeo, both": build(coordinates=50, adapt_every=4),
         }
         result = summarise(per_step(race(contestants)), "disarm")
         notes = {"double_cv": f"published {double_cv / disarm:.2f}",
