@@ -1,6 +1,7 @@
 """Training from end to end: metrics, seeds, checkpoints, a real kill, errors."""
 
 import dataclasses
+import itertools
 import json
 import os
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
+from problems import largest_difference
 from steingrad import data
 from steingrad.experiments import (
     Config,
@@ -105,6 +107,8 @@ SLOW_SETTINGS = [
     {"estimator": "reinforce", "baseline": "moving_average"},
     {"estimator": "reinforce", "baseline": "learned"},
     {"estimator": "relax", "relax_surrogate": True},
+    {"estimator": "relax", "samples": 3, "layer_sizes": (6, 5), "hidden": ()},
+    {"network": "resnet", "hidden": (200, 200), "adapt_every": 3},
 ]
 
 
@@ -118,6 +122,26 @@ def test_every_setting_trains(settings, tmp_path):
     run = train(config, tmp_path / "run", schedule=SCHEDULE, quiet=True)
     assert all(np.isfinite(line["grad_variance"]) for line in lines(run)[:-1])
     assert Run(run.path).config == config
+
+
+def test_adapt_every():
+    """Control variates move at every third step only, in a loop and in single steps alike."""
+    task = Task.load(dataclasses.replace(SMALL, adapt_every=3))
+    images, seed = jnp.asarray(task.dataset.train), jnp.asarray(1, jnp.int32)
+    number = lambda n: jnp.asarray(n, jnp.int32)
+    loop, single = (
+        jax.jit(task.trainer._replace(max_steps=most).run) for most in (task.trainer.max_steps, 1)
+    )
+    states = [task.initial_state()]
+    for step in range(5):
+        states.append(single(states[-1], seed, images, number(step), number(step + 1)))
+    moved = [
+        not bool(jnp.array_equal(before.cv[0].alpha, after.cv[0].alpha))
+        for before, after in itertools.pairwise(states)
+    ]
+    assert moved == [True, False, False, True, False]
+    at_once = loop(states[0], seed, images, number(0), number(5))
+    assert largest_difference(at_once, states[-1]) < 1e-5
 
 
 def test_seeds_together_agree_with_seeds_alone(tmp_path):
