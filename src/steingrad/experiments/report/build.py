@@ -16,7 +16,8 @@ READING = (
     "is the best of ours in its column and block. ▲ and ▼ mark numbers that are higher or lower "
     "than the paper's by more than twice the combined standard error.",
     "Curves are means over seeds, of metrics recorded during training; the vertical axes leave out "
-    "what lies beyond them in the first tenth of the horizontal axis.",
+    "what lies beyond them in the first tenth of the horizontal axis. Time is steps times the "
+    "run's median time of a step.",
 )
 
 

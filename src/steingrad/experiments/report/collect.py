@@ -26,8 +26,8 @@ DAMAGE = (RunError, ConfigError, OSError, KeyError, TypeError, ValueError, Attri
 class StoredRun:
     """A run without its checkpoints: a line of `results.jsonl`.
 
-    Its metrics are rounded and thinned, and `seconds`, the training time so far, stands in place of
-    `ms_per_step`.
+    Its metrics are rounded and thinned, and `seconds` stands in place of `ms_per_step`: steps so
+    far times the median time of a step, which interruptions do not change.
     """
 
     name: str
@@ -129,16 +129,18 @@ def compact(run: Run, name: str) -> StoredRun:
     seeds: dict[int, list[dict[str, Any]]] = {}
     for line in run.metrics():
         seeds.setdefault(line["seed"], []).append(line)
-    kept, times = [], []
+    kept = []
+    times = {
+        seed: [line["ms_per_step"] for line in lines if "ms_per_step" in line]
+        for seed, lines in seeds.items()
+    }
+    # Without each seed's first report, which may have waited for other things.
+    usual = [ms for own in times.values() for ms in (own[1:] or own)]
+    median = float(np.median(usual)) if usual else None
     for lines in seeds.values():
-        seconds, since, own = 0.0, 0, []
         for line in lines:
-            if "ms_per_step" in line:
-                own.append(line["ms_per_step"])
-                seconds += line["ms_per_step"] * (line["step"] - since) / 1000
-                line["seconds"], since = seconds, line["step"]
-                del line["ms_per_step"]
-        times += own[1:] or own
+            if line.pop("ms_per_step", None) is not None and median is not None:
+                line["seconds"] = line["step"] * median / 1000
         reports = [line for line in lines if "seconds" in line]
         evaluations = [line for line in lines if "seconds" not in line and not line.get("final")]
         kept += [*_thin(reports), *_thin(evaluations), *(x for x in lines if x.get("final"))]
@@ -146,7 +148,7 @@ def compact(run: Run, name: str) -> StoredRun:
         name,
         run.status,
         run.config,
-        _round(float(np.median(times))) if times else None,
+        _round(median),
         run.record["environment"],
         run.record["data_files"],
         {file: is_published(file, sha256) for file, sha256 in run.record["data_files"].items()},
