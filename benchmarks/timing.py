@@ -1,6 +1,7 @@
 """Timing side by side: every contestant in turn, several rounds, ratios within a round."""
 
 import json
+import os
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -67,6 +68,11 @@ def show(title: str, summary: Mapping[str, Mapping[str, float]], notes: Mapping[
 
 def save(name: str, results: Mapping[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
-    machine = {"machine": platform.machine(), "jax": jax.__version__, "cores": jax.device_count()}
+    machine = {
+        "machine": platform.machine(),
+        "device": jax.devices()[0].device_kind,
+        "cores": os.cpu_count(),
+        "jax": jax.__version__,
+    }
     content = {"environment": machine, **results}
     (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")

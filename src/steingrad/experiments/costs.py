@@ -12,12 +12,12 @@ from .runs import Run, RunError
 
 # Milliseconds a step for each of the K samples: 28×28 images, batches of 100, two server cores.
 # Only the order of magnitude carries over to other machines, so the first runs there scale it.
-# The one for resnet is a guess.
-MS_PER_SAMPLE = {"mlp": 2.5, "resnet": 500.0}
-RELATIVE = {"double_cv": 1.15, "rebar": 1.4, "relax": 1.4, "local_expectation": 40.0}
-MS_PER_PAIR = 1.5
+MS_PER_SAMPLE = {"mlp": 2.25, "resnet": 320.0}
+RELATIVE = {"double_cv": 1.1, "rebar": 1.2, "relax": 1.3, "local_expectation": 40.0}
+# What RODEO's surrogate adds for each pair of samples and each layer.
+MS_PER_PAIR = 0.8
 # Start, compilation and the bounds at the end, for each seed.
-OVERHEAD_SECONDS = 35.0
+OVERHEAD_SECONDS = 30.0
 TAIL_BYTES = 16_384
 
 
@@ -25,8 +25,8 @@ def rough_ms(config: Config) -> float:
     """Milliseconds a step on two cores, where nothing of the kind was ever measured."""
     ms = MS_PER_SAMPLE[config.network] * config.samples * len(config.layer_sizes)
     ms *= RELATIVE.get(config.estimator, 1.0)
-    if config.estimator == "rodeo":  # its surrogate looks at each pair of samples
-        ms += MS_PER_PAIR * config.samples**2
+    if config.estimator == "rodeo":
+        ms += MS_PER_PAIR * config.samples * (config.samples - 1) * len(config.layer_sizes)
     return ms * len(config.seeds)
 
 
@@ -78,8 +78,8 @@ class Costs:
     >>> costs = Costs().learn(Config(dataset="mnist", estimator="rloo"), 2.5)
     >>> costs.ms_per_step(Config(dataset="omniglot", estimator="rloo"))
     2.5
-    >>> costs.ms_per_step(Config(dataset="mnist", estimator="double_cv"))  # the rough 5.75, scaled
-    2.875
+    >>> round(costs.ms_per_step(Config(dataset="mnist", estimator="double_cv")), 3)  # scaled
+    2.75
     """
 
     measured: Mapping[Config, float] = dataclasses.field(default_factory=dict)
