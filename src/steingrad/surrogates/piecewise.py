@@ -42,17 +42,20 @@ def piecewise_linear(
     w_out = params["w_out"] / len(f)
     units = _divide(len(w_value), len(w_value) / UNITS)
 
+    # LeakyReLU(z) = slope z + (1 − slope) max(z, 0): of the first term all units are one sum.
+    inputs = jnp.stack([w_linear, w_value, params["b_in"]])
+    of_t, of_f, of_1 = slope * jnp.matmul(inputs, w_out, precision=PRECISION)[..., None]
+
     def add_units(outputs, t, block):
         for w, c, w_out in zip(*block, strict=True):
-            hidden = w * t + c[:, None]
-            hidden = jnp.where(hidden >= 0, hidden, slope * hidden)
-            outputs = outputs + w_out[:, None, None] * hidden
+            outputs = outputs + w_out[:, None, None] * jnp.maximum(w * t + c[:, None], 0)
         return outputs
 
     def add_other(outputs, other):
         f, t = other
+        outputs = outputs + (of_t[..., None] * t + (of_f * f + of_1)[..., None])
         offset = w_value[:, None] * f + params["b_in"][:, None]  # [units, rows]
-        blocks = _blocks(units, (w_linear, offset, w_out))
+        blocks = _blocks(units, (w_linear, offset, (1 - slope) * w_out))
         return jax.lax.scan(lambda o, block: (add_units(o, t, block), None), outputs, blocks)
 
     outputs = jnp.broadcast_to(params["b_out"][:, None, None], (2, *t.shape[1:]))
