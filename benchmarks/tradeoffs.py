@@ -25,6 +25,8 @@ from steingrad.experiments.sweep import sweep
 STEPS = 10_000
 # The variance of a run: mean of what it reported in its last steps.
 WINDOW = 2_500
+# A multiple of all numbers of steps between adaptations.
+TIMED = 48
 
 
 def settings() -> dict[str, Config]:
@@ -69,8 +71,8 @@ def main() -> None:
     if broken:
         raise SystemExit(f"Some runs broke: {broken}")
 
-    times = race({name: contestant(config)[0] for name, config in configs.items()}, rounds=11)
-    result = summarise(per_step(times), "rloo")
+    calls = {name: contestant(config, TIMED)[0] for name, config in configs.items()}
+    result = summarise(per_step(race(calls, rounds=11), TIMED), "rloo")
     for name, folder in zip(configs, folders, strict=True):
         result[name]["grad_variance"] = variance(Run(options.out / folder))
     base = result["rloo"]["grad_variance"]

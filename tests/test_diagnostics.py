@@ -59,7 +59,7 @@ class Known(Estimator):
     def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None, context=None):
         raise NotImplementedError
 
-    def value_and_grad(self, f, dist, params=None, *, key, args=(), context=None):
+    def value_and_grad(self, f, dist, params=None, *, key, args=(), context=None, relaxation=None):
         draw = self.mean + self.noise * jax.random.normal(key, self.mean.shape)
         return jnp.ones(()), Gradients(draw, None, args)
 

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from steingrad.experiments import Config, Run, RunError, Schedule, train
+from steingrad.experiments.train import _environments
 
 SMALL = Config(
     steps=60, layer_sizes=(6,), hidden=(8,), surrogate_hidden=5, batch_size=20, bound_samples=5
@@ -97,3 +98,24 @@ def test_all_checkpoints_damaged(trained, tmp_path):
     with pytest.warns(UserWarning, match="damaged"), pytest.raises(RunError, match="Delete them"):
         train(SMALL, run.path, schedule=SCHEDULE, resume=True, quiet=True)
     assert lines(run) == lines(trained)
+
+
+def test_what_was_final_stays_when_a_run_is_extended(trained, tmp_path):
+    for steps, kept in ((60, False), (100, True)):
+        run = copy_of(trained, tmp_path / str(steps))
+        final = lines(run)[-1]
+        run.rewind(60, steps)
+        del final["final"]
+        assert (lines(run)[-1] == final) == kept
+        assert not any("final" in line for line in run.metrics())
+
+
+def test_going_on_elsewhere_is_recorded(trained, tmp_path, monkeypatch):
+    run = copy_of(trained, tmp_path / "run")
+    before = run.record["environment"]
+    assert _environments(run, 60) == {}
+    monkeypatch.setenv("PJRT_NPROC", "7")
+    assert _environments(run, 60) == {
+        "environment": {**before, "cores": 7},
+        "earlier": [{"until_step": 60, "environment": before}],
+    }

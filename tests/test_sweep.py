@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from steingrad.cli import main
 from steingrad.experiments import Config, ConfigError, Run, Schedule, grid, train
 from steingrad.experiments.costs import Costs
 from steingrad.experiments.engines import Processes, RayCluster
-from steingrad.experiments.plan import Selection, plan, table
+from steingrad.experiments.plan import Selection, plan, summary_line, table
 from steingrad.experiments.sweep import sweep
 from steingrad.experiments.worker import Job, attempt, exclusive
 
@@ -314,11 +315,31 @@ class TestCommandLine:
 
 
 def test_table_names_every_status(tmp_path):
-    run = Run.create(tmp_path / "diverged", SMALL, {})
-    run.update(status="diverged")
-    planned = plan({"diverged": SMALL, "new": SMALL}, tmp_path)
-    assert [run.status for run in planned] == ["diverged", "new"]
-    assert table(planned, Costs()).row_count == 2
+    for status in ("diverged", "running", "finished"):
+        Run.create(tmp_path / status, SMALL, {}).update(status=status)
+    Run.create(tmp_path / "further", dataclasses.replace(SMALL, steps=10**6), {})
+    (tmp_path / "further" / f"checkpoint-{SMALL.steps + 1:010d}.eqx").touch()
+    for number, content in enumerate(("{}", "[]", "no json")):
+        (tmp_path / f"alien{number}").mkdir()
+        (tmp_path / f"alien{number}" / "config.json").write_text(content)
+    names = [path.name for path in sorted(tmp_path.iterdir())]
+    planned = plan(dict.fromkeys([*names, "nothing"], SMALL), tmp_path)
+    statuses = {run.name: run.status for run in planned}
+    assert statuses == {
+        **dict.fromkeys(["alien0", "alien1", "alien2"], "unreadable"),
+        "diverged": "diverged",
+        "finished": "finished",
+        "further": "beyond",
+        "nothing": "new",
+        "running": "resumable",
+    }
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(table(planned, Costs.read(tmp_path)))
+    text = capture.get()
+    for name, status in statuses.items():
+        assert any(name in line and status in line for line in text.splitlines())
+    assert "1 on the way to more steps than asked for" in summary_line(planned)
 
 
 def owner(folder: Path) -> tuple[int, int] | None:

@@ -182,7 +182,8 @@ class Reproduce:
     address: str | None = None
     """Of the Ray cluster (default: the one Ray knows of, else a local one)."""
     seed_runs: Literal["auto", "together", "apart"] = "auto"
-    """One run for all seeds of a configuration, or one for each (`auto`: apart on a CPU)."""
+    """One run for all seeds of a configuration, or one for each (`auto`: as in --out already, else
+    apart on a CPU)."""
     dry_run: bool = False
     """List the runs with their estimated time, and stop."""
     data_dir: DataDir = None
@@ -191,8 +192,10 @@ class Reproduce:
         self.selection.configs()  # what is wrong with it is said before anything starts
         engine = self.build_engine()
         try:
-            auto = self.seed_runs == "auto"
-            together = engine.accelerated() if auto else self.seed_runs == "together"
+            together = self.seed_runs == "together"
+            if self.seed_runs == "auto":
+                stored = self.selection.stored_together(self.out)
+                together = engine.accelerated() if stored is None else stored
             planned = plan(self.selection.runs(together), self.out)
             costs = Costs.read(self.out)
             left = duration(seconds_left(planned, costs, engine.slots))
@@ -212,7 +215,7 @@ class Reproduce:
                 rows.add_row(name, escape(why))
             show(rows)
             sys.exit(1)
-        print(self.out)
+        print(f"Tables and figures: steingrad report {self.out}")
 
     def build_engine(self) -> Engine:
         if self.engine == "ray":

@@ -46,13 +46,14 @@ def compare(
     args: tuple = (),
     chunk: int | None = None,
     context: Array | None = None,
+    relaxation: Callable[..., Float[Array, "..."]] | None = None,
 ) -> "Comparison":
     r"""Run each estimator on your own $f$ and $q$; tell its variance, its cost and its bias.
 
-    `estimators` is a list, or a dictionary that names them; `f`, `args` and `context` are as in
-    `expectation`. Control variates that learn first take `adapt_steps` steps of Adam, with optax (a
-    moving-average baseline: its average, with decay 0.99); then all stays fixed over `draws`
-    independent estimates, made `chunk` at a time (default: what takes about 64 MB).
+    `estimators` is a list, or a dictionary that names them; `f`, `args`, `context` and `relaxation`
+    are as in `expectation`. Control variates that learn first take `adapt_steps` steps of Adam,
+    with optax (a moving-average baseline: its average, with decay 0.99); then all stays fixed over
+    `draws` independent estimates, made `chunk` at a time (default: what takes about 64 MB).
 
     Gradients are those of the mean over the batch; the variance is summed over all parameters (the
     trace); the time is that of one `value_and_grad` with all that it returns. What a budget buys is
@@ -81,7 +82,8 @@ def compare(
 
     def measure(estimator: Estimator, key: PRNGKeyArray) -> tuple[float, _Moments]:
         init_key, adapt_key, draw_key = jax.random.split(key, 3)
-        estimate = eqx.Partial(estimator.value_and_grad, f, dist, args=args, context=context)
+        settings = {"args": args, "context": context, "relaxation": relaxation}
+        estimate = eqx.Partial(estimator.value_and_grad, f, dist, **settings)
         params = estimator.init(init_key)
         if adapt_steps and jax.tree.leaves(eqx.filter(params, eqx.is_inexact_array)):
             optax = _import("optax", f"{_name(estimator)} with adapt_steps > 0")

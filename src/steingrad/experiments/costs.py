@@ -16,8 +16,9 @@ MS_PER_SAMPLE = {"mlp": 2.25, "resnet": 320.0}
 RELATIVE = {"double_cv": 1.1, "rebar": 1.2, "relax": 1.3, "local_expectation": 40.0}
 # What RODEO's surrogate adds for each pair of samples and each layer.
 MS_PER_PAIR = 0.8
-# Start, compilation and the bounds at the end, for each seed.
-OVERHEAD_SECONDS = 30.0
+# Start and compilation, for each seed; then the bounds at the end, for each sample of an image.
+OVERHEAD_SECONDS = 10.0
+BOUND_MS = {"mlp": 0.01, "resnet": 0.8}
 TAIL_BYTES = 16_384
 
 
@@ -106,7 +107,10 @@ class Costs:
     def seconds(self, config: Config, step: int = 0) -> float:
         """From `step` to the end of a run."""
         steps = max(0, config.steps - step)
-        return steps * self.ms_per_step(config) / 1000 + OVERHEAD_SECONDS * len(config.seeds)
+        # Both bounds on about 20,000 images, the ELBO on 60,000.
+        evaluated = 20_000 * (config.bound_samples + config.samples) + 60_000
+        end = OVERHEAD_SECONDS + evaluated * BOUND_MS[config.network] / 1000
+        return steps * self.ms_per_step(config) / 1000 + end * len(config.seeds)
 
     def _scale(self) -> float:
         """This machine against the one of the rough figures."""

@@ -67,6 +67,13 @@ class Selection:
         changes = {name: value for name, value in changes.items() if value is not None}
         return [dataclasses.replace(config, **changes) for config in kept]
 
+    def stored_together(self, out: Path) -> bool | None:
+        """How the seeds of runs that are there already were run; None if there are none."""
+        for together in (False, True):
+            if any((out / name / "config.json").exists() for name in self.runs(together)):
+                return together
+        return None
+
     def runs(self, together: bool = False) -> dict[str, Config]:
         """The configuration of each run by its name.
 
@@ -97,9 +104,14 @@ class Planned:
 
     name: str
     config: Config
-    status: Literal["new", "resumable", "finished", "diverged", "unreadable"]
+    status: Literal["new", "resumable", "finished", "beyond", "diverged", "unreadable"]
     step: int
     """The step that its newest checkpoint has come to."""
+
+    @property
+    def left(self) -> bool:
+        """Whether there is something to do."""
+        return self.status not in ("finished", "beyond")
 
     @property
     def more(self) -> bool:
@@ -110,7 +122,8 @@ class Planned:
 def plan(runs: Mapping[str, Config], out: Path) -> list[Planned]:
     """Compare the runs with what is in the folder `out`.
 
-    A run that is finished with at least the steps asked for is finished.
+    A run that is finished with at least the steps asked for is finished. One that is on its way to
+    more steps, and has passed those asked for, is `beyond`.
     """
     return [Planned(name, config, *_status(out / name, config)) for name, config in runs.items()]
 
@@ -126,12 +139,14 @@ def _status(folder: Path, config: Config) -> tuple[Any, int]:
     step = int(newest[0].stem.removeprefix("checkpoint-")) if newest else 0
     if run.status == "finished" and run.config.steps >= config.steps:
         return "finished", run.config.steps
-    return ("diverged" if run.status == "diverged" else "resumable"), step
+    if run.status == "diverged":
+        return "diverged", step
+    return ("beyond" if step > config.steps else "resumable"), step
 
 
 def seconds_left(planned: list[Planned], costs: Costs, slots: int) -> float:
     """An estimate: all work shared out evenly, but no less than the longest run."""
-    each = [costs.seconds(run.config, run.step) for run in planned if run.status != "finished"]
+    each = [costs.seconds(run.config, run.step) for run in planned if run.left]
     return max(sum(each) / slots, max(each, default=0.0))
 
 
@@ -140,8 +155,9 @@ def table(planned: list[Planned], costs: Costs) -> Table:
     rows = Table("run", "status", "steps", "estimated time left")
     for run in planned:
         asked = run.config.steps
-        if run.status == "finished":
-            steps = f"{run.step}, {asked} asked" if run.more else f"{run.step}"
+        if not run.left:
+            more = run.more or run.status == "beyond"
+            steps = f"{run.step}, {asked} asked" if more else f"{run.step}"
             rows.add_row(run.name, run.status, steps, "-")
         else:
             left = duration(costs.seconds(run.config, run.step))
@@ -154,4 +170,6 @@ def summary_line(planned: list[Planned]) -> str:
     finished = [run for run in planned if run.status == "finished"]
     more = sum(run.more for run in finished)
     further = f", {more} of them with more steps than asked for" if more else ""
-    return f"{len(planned)} runs, {len(finished)} finished before{further}."
+    beyond = sum(run.status == "beyond" for run in planned)
+    way = f" {beyond} on the way to more steps than asked for, left alone." if beyond else ""
+    return f"{len(planned)} runs, {len(finished)} finished before{further}.{way}"

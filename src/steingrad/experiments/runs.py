@@ -56,6 +56,8 @@ class Run:
             ) from None
         except json.JSONDecodeError as error:
             raise RunError(f"{self.path / 'config.json'} is damaged: {error}.") from None
+        if not isinstance(self.record, dict) or not isinstance(self.record.get("config"), dict):
+            raise RunError(f"{self.path / 'config.json'} was not written by `steingrad train`.")
         self.config = from_json(self.record["config"])
 
     @classmethod
@@ -101,8 +103,11 @@ class Run:
             except json.JSONDecodeError:
                 warnings.warn(f"{path} has a damaged line, left out: {line[:60]!r}", stacklevel=2)
 
-    def rewind(self, step: int) -> None:
-        """Forget the metrics after `step`, which are about to be made again."""
+    def rewind(self, step: int, steps: int) -> None:
+        """Forget the metrics after `step`, which are about to be made again on the way to `steps`.
+
+        What was final for fewer steps stays, as an evaluation on the way.
+        """
         path = self.path / "metrics.jsonl"
         kept = []
         for line in path.read_text().splitlines() if path.exists() else ():
@@ -110,8 +115,10 @@ class Run:
                 metrics = json.loads(line)
             except json.JSONDecodeError:
                 continue  # cut off by a crash
+            if metrics.get("final") and metrics["step"] < steps:
+                del metrics["final"]
             if metrics["step"] <= step and not metrics.get("final"):
-                kept.append(line + "\n")
+                kept.append(json.dumps(metrics) + "\n")
         write_atomically(path, "".join(kept).encode())
 
     def checkpoints(self) -> list[Path]:
@@ -163,10 +170,19 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": jax.devices()[0].device_kind,
-        "cores": os.cpu_count(),
+        "cores": _cores(),
         "versions": {name: importlib.metadata.version(name) for name in packages},
         "commit": _commit(),
     }
+
+
+def _cores() -> int | None:
+    """Those that this process may use: a worker of a sweep has its share."""
+    share = os.environ.get("PJRT_NPROC")
+    if share:
+        return int(share)
+    own = getattr(os, "sched_getaffinity", None)
+    return len(own(0)) if own else os.cpu_count()
 
 
 def _commit() -> str | None:

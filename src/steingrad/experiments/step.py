@@ -178,7 +178,7 @@ class Batches(NamedTuple):
     def between(cls, seed, start, max_steps: int, num_images: int, batch_size: int) -> "Batches":
         """The orders of all epochs that the `max_steps` steps from `start` touch."""
         per_epoch = num_images // batch_size
-        epochs = -(-max_steps // per_epoch) + 1
+        epochs = (max_steps - 2) // per_epoch + 2
         first = start // per_epoch
         key = jax.random.fold_in(jax.random.key(seed), 2)
         order = lambda epoch: jax.random.permutation(jax.random.fold_in(key, epoch), num_images)

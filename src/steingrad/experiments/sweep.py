@@ -31,7 +31,7 @@ def sweep(
 
     The engine is stopped at the end, whatever the end is.
     """
-    todo = [run for run in planned if run.status != "finished"]
+    todo = [run for run in planned if run.left]
     try:
         # Here, before the workers: what is missing is downloaded once, or the sweep ends at once.
         for dataset in dict.fromkeys(run.config.dataset for run in todo):

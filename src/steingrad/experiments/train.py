@@ -18,12 +18,11 @@ from ..models import VAE
 from .config import Config, differences, to_json
 from .display import Display
 from .evaluation import evaluate
-from .runs import Run, RunError
+from .runs import Run, RunError, environment
 from .step import State, Trainer, grad_variance
 
-# The most steps in one dispatch: enough to hide its cost, few enough to show progress. One alone
-# for convolutions, which take fifteen times as long inside a loop on a CPU.
-STEPS_PER_DISPATCH = {"mlp": 250, "resnet": 1}
+# The most steps in one dispatch: enough to hide its cost, few enough to show progress.
+STEPS_PER_DISPATCH = 250
 # Settings that may change when a run goes on: they leave the steps already made as they are.
 MAY_CHANGE = ("steps", "bound_samples")
 
@@ -54,6 +53,12 @@ class Schedule:
         return step == steps or (every > 0 and step % every == 0)
 
 
+def steps_per_dispatch(config: Config) -> int:
+    """On a CPU, convolutions take fifteen times as long inside a loop: then one step alone."""
+    alone = config.network == "resnet" and jax.default_backend() == "cpu"
+    return 1 if alone else STEPS_PER_DISPATCH
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
     """A configuration with its data: what training, evaluation and sampling start from."""
@@ -75,7 +80,7 @@ class Task:
             config.build_estimator(pixels, layer) for layer in range(len(config.layer_sizes))
         )
         model = config.build_model(dataset, jax.random.key(0))
-        trainer = Trainer(config, model, estimators, STEPS_PER_DISPATCH[config.network])
+        trainer = Trainer(config, model, estimators, steps_per_dispatch(config))
         return cls(config, dataset, trainer)
 
     def initial_state(self) -> State:
@@ -163,9 +168,18 @@ def _open(task: Task, out: Path, resume: bool) -> tuple[Run, int, State]:
     if step > config.steps:
         raise RunError(f"{out} has come to step {step} already, beyond --steps {config.steps}.")
     if not (run.status == "finished" and step == config.steps and not changed):
-        run.rewind(step)
-        run.update(status="running", config=to_json(config))
+        run.rewind(step, config.steps)
+        run.update(status="running", config=to_json(config), **_environments(run, step))
     return run, step, state
+
+
+def _environments(run: Run, step: int) -> dict[str, Any]:
+    """Where the run goes on and, if that is another place or version, where it has been."""
+    now, before = environment(), run.record["environment"]
+    if now == before:
+        return {}
+    earlier = [*run.record.get("earlier", ()), {"until_step": step, "environment": before}]
+    return {"environment": now, "earlier": earlier}
 
 
 def _steps(

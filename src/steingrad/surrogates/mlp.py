@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ..distributions.base import compute_dtype
 from .base import Surrogate, Values, event_axes, mean_of_others, mean_of_samples, others
 from .piecewise import PRECISION, piecewise_linear
 
@@ -87,10 +88,12 @@ class MLPSurrogate(Surrogate):
 
     def _values(self, params: Any, value: Array, t_self: Array, t: Array):
         """H and H* at the neighbours and at the samples, averaged over the first axis."""
+        dtype = compute_dtype(value, t)
+        value, t_self, t = (array.astype(dtype) for array in (value, t_self, t))
         # One row of points for each value: the sample itself, then its neighbours.
         points = jnp.concatenate([t_self[..., None], t.reshape(*value.shape, -1)], axis=-1)
         if self.layers == 1:
-            cast = jax.tree.map(lambda p: p.astype(t.dtype), params)
+            cast = jax.tree.map(lambda p: p.astype(dtype), params)
             outputs: Any = piecewise_linear(cast, value, points, self.slope)
         else:
             outputs = map(mean_of_samples, self.network(params, value[..., None], points))

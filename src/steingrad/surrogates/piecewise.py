@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 PRECISION = jax.lax.Precision.HIGHEST
 # Units that one pass over the points adds: enough to hide reading and writing the outputs.
 UNITS = 10
-# Numbers in the S of one block of rows: 4 MB in float32, within the cache of a processor.
+# Numbers in the S of one block: 4 MB in float32, within the cache of a processor.
 BLOCK = 2**20
 
 
@@ -78,12 +78,22 @@ def _backward(slope, residuals, cotangent):
     columns = columns.reshape(-1, *columns.shape[2:])
     offset = f.reshape(-1, 1) * w_value + params["b_in"]
     rows = _divide(len(offset), t.size * len(w_value) / BLOCK)
+    points = _divide(t.shape[-1], t.shape[-1] * len(w_value) / BLOCK)
+
+    def product(t, columns, offset):
+        slopes = jnp.where(t[..., None] * w_linear + offset[:, None] >= 0, 1.0, slope)
+        return jnp.einsum("rcp,rpu->rcu", columns, slopes.astype(t.dtype), precision=PRECISION)
 
     def sums(block):
         """Σ S g and Σ S t g over the points of each row: [rows, 4, units]."""
         t, columns, offset = block
-        slopes = jnp.where(t[..., None] * w_linear + offset[:, None] >= 0, 1.0, slope)
-        return jnp.einsum("rcp,rpu->rcu", columns, slopes.astype(t.dtype), precision=PRECISION)
+        if points == t.shape[-1]:
+            return product(t, columns, offset)
+        # A single row is too long for a block.
+        pieces = _blocks(points, (t.T, jnp.moveaxis(columns, -1, 0)))
+        one = lambda t, columns: product(t.T, jnp.moveaxis(columns, 0, -1), offset)
+        zeros = jnp.zeros((len(t), 4, len(w_value)), t.dtype)
+        return jax.lax.scan(lambda total, piece: (total + one(*piece), None), zeros, pieces)[0]
 
     blocks = _blocks(rows, (t.reshape(-1, t.shape[-1]), columns, offset))
     of_rows = jax.lax.map(sums, blocks).reshape(-1, 2, 2, len(w_value))[: len(offset)]

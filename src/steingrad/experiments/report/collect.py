@@ -206,7 +206,7 @@ def _without_copies(runs: list[StoredRun]) -> list[StoredRun]:
         for run in copies:
             if run is best or not run.folder:
                 continue
-            if run.finished:
+            if run.finished and run.config.steps == best.config.steps:
                 warnings.warn(f"{run.name} is left out: {best.name} is the same run.", stacklevel=3)
             else:
                 kept.append(run)

@@ -118,12 +118,14 @@ def _table(
         )
         for entry, group in found.items()
     }
-    best = [
-        _best(metric, [own[number] for own in numbers.values()])
-        for number, metric in enumerate(metrics)
-    ]
     rows = []
     for entry, own in numbers.items():
+        samples = entry.config.samples
+        rivals = [other for e, other in numbers.items() if e.config.samples == samples]
+        best = [
+            _best(metric, [other[number] for other in rivals])
+            for number, metric in enumerate(metrics)
+        ]
         cells = [
             Cell(_text(metric, number), best=number is not None and _shown(number) == first)
             for metric, number, first in zip(metrics, own, best, strict=True)
