@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 from jaxtyping import Float
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from .runs import Run
 
@@ -118,8 +119,12 @@ def _show_late_part(axis, curves: Sequence[Curve], horizontal: str, metric: str)
     if metric in LOGARITHMIC:
         margin = (high / low) ** 0.05
         axis.set_ylim(low / margin, high * margin)
-        for which in ("major", "minor"):
-            getattr(axis.yaxis, f"set_{which}_formatter")(lambda value, _: f"{value:.3g}")
+        # Labels that stay apart: every number of a decade, three of each, or the decades alone.
+        decades = np.log10(high / low)
+        subs = range(1, 10) if decades < 0.7 else (1, 2, 5) if decades < 3 else (1,)
+        axis.yaxis.set_major_locator(LogLocator(subs=list(subs)))
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
     else:
         margin = 0.05 * (high - low)
         axis.set_ylim(low - margin, high + margin)

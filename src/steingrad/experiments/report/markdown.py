@@ -3,8 +3,11 @@
 import html
 import re
 from collections.abc import Iterable
+from typing import TypeGuard
 
 from .parts import Cell, Figure, Report, Section, Table
+
+NOT_RESULTS = ("other-runs", "not-used", "provenance")
 
 
 def to_markdown(report: Report) -> str:
@@ -14,26 +17,32 @@ def to_markdown(report: Report) -> str:
 
 
 def summary(report: Report, place: str) -> str:
-    """The tables of the paper's results and links to the figures; `place`: the report's folder."""
-    parts = [_sentences(report.before)]
-    links = []
-    for section in report.sections:
-        if section.name in ("other-runs", "not-used", "provenance"):
-            continue
-        figures = [part for part in section.parts if isinstance(part, Figure)]
-        if not figures:
-            parts.append(_section(section, f"{place}/figures", "###"))
-        links += [
-            f"- [{_text(section.title)}: {_text(figure.title)}]({place}/figures/{figure.name}.png)"
-            for figure in figures
-        ]
-    if links:
-        parts.append("### Figures\n\n" + "\n".join(links))
+    """The first table, the first figure and links to the rest; `place`: the report's folder."""
+    found, reading = report.before[:1], report.before[2:3]
+    parts = [_sentences((*found, *reading))]
+    shown = [section for section in report.sections if section.name not in NOT_RESULTS]
+    tables = [(section, part) for section in shown for part in section.parts if _is_table(part)]
+    figures = [(section, part) for section in shown for part in section.parts if _is_figure(part)]
+    for section, table in tables[:1]:
+        parts += [f"### {_text(section.title)}", _table(table)]
+    for section, figure in figures[:1]:
+        title = f"{_text(section.title)}: {_text(figure.title)}"
+        picture = f"![{title}]({place}/figures/{figure.name}.png)"
+        parts += [f"### {title}", _sentences(figure.before), picture, _table(figure.table)]
     parts.append(
-        f"The whole report, with the environment and the hashes of the data: [{place}/report.md]"
-        f"({place}/report.md), and with interactive figures `{place}/index.html`."
+        f"The other tables and figures, the environment and the hashes of the data are in "
+        f"[{place}/report.md]({place}/report.md), and with interactive figures in "
+        f"`{place}/index.html`."
     )
     return "\n\n".join(parts)
+
+
+def _is_table(part: Table | Figure) -> TypeGuard[Table]:
+    return isinstance(part, Table)
+
+
+def _is_figure(part: Table | Figure) -> TypeGuard[Figure]:
+    return isinstance(part, Figure)
 
 
 def _section(section: Section, figures: str, level: str = "##") -> str:
