@@ -22,16 +22,21 @@ def main() -> None:
         times.text(numbers["ratio_high"] + 0.03, row, f"{numbers['ratio']:.2f}", va="center")
     times.set_yticks(range(len(bars)), [name for name, _ in reversed(bars)])
     times.set(xlabel="time of a training step, ratio to RLOO", xlim=(0, 2.4))
-    for name, numbers in load("tradeoffs")["settings"].items():
-        x, y = numbers["ratio"], numbers["variance_ratio"]
-        trade.plot(x, y, "o", color="black" if name == "rodeo" else "0.5")
-        trade.annotate(name, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=8)
-    trade.set(xlabel="time of a step, ratio to RLOO", ylabel="gradient variance, ratio to RLOO")
-    trade.set_ylim(0)
+    settings = sorted(load("tradeoffs")["settings"].items(), key=lambda item: cost(item[1]))
+    for row, (name, numbers) in enumerate(reversed(settings)):
+        trade.barh(row, cost(numbers), color="black" if name == "rodeo" else "0.65")
+        text = f"{numbers['variance_ratio']:.2f} × {numbers['ratio']:.2f}"
+        trade.text(cost(numbers) + 0.02, row, text, va="center", fontsize=8)
+    trade.set_yticks(range(len(settings)), [name for name, _ in reversed(settings)])
+    trade.set(xlabel="variance × time, ratio to RLOO", xlim=(0, 1.45))
     for axes in (times, trade):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(OUT, dpi=130)
     print(OUT)
+
+
+def cost(numbers: dict) -> float:
+    return numbers["variance_time_ratio"]
 
 
 def load(name: str) -> dict:
