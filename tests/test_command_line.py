@@ -73,7 +73,6 @@ class TestCommandLine:
             (["train", "--damping", 0.1], "--damping goes with an --operator other than gibbs"),
             (["train", "--baseline", "learned"], "--baseline goes with --estimator reinforce"),
             (["train", "--seed", 5000000000], "between 0 and 2^31 - 1"),
-            (["train", "--estimator", "relax", "--samples", 3, "--layers", 2], "continuous"),
             (["train", "--layers", 2, "--layer-sizes", 5, 5], "not both"),
         ],
     )

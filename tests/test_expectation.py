@@ -18,7 +18,7 @@ def f(x, w):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(("factor", "batch"), [(-1.0, ()), (2.5, ()), (1.0, (4,)), (-2.0, (4,))])
+@pytest.mark.parametrize(("factor", "batch"), [(-1.0, ()), (-2.0, (4,))])
 def test_cv_gradient_is_that_of_the_mean_square(factor, batch):
     """By finite differences of mean(g²), g being the gradient that reaches the logits."""
     logits, w, key = normal(0, (*batch, 5)), normal(1, 5), jax.random.key(3)
@@ -141,7 +141,7 @@ def test_gradient_of_f_is_not_computed_where_it_is_not_needed():
     assert "cosine" in rodeo
 
 
-@pytest.mark.parametrize("batch", [(), (3,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("batch", [(), (3,), (2, 1, 3)])
 def test_batch_shapes(batch):
     cv = random_params(RODEO)
     for dist in (

@@ -160,7 +160,7 @@ def exact_gradient(model, y):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", ["rodeo", "disarm", "relax"])
+@pytest.mark.parametrize("name", ["disarm", "relax", pytest.param("rodeo", marks=pytest.mark.slow)])
 def test_gradients_of_every_weight(name):
     """z-scores of all encoder and decoder weights of two layers against the sum over states."""
     assert passes(z_scores(name, (2, 3)))
@@ -196,7 +196,9 @@ def total(weights, tree):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", ["rloo", "double_cv", "rodeo"])
+@pytest.mark.parametrize(
+    "name", ["double_cv", "rodeo", pytest.param("rloo", marks=pytest.mark.slow)]
+)
 def test_both_layers_exactly(name):
     """All that is random, summed: the ancestral state, the K samples of a layer, and the state of
     the layer above that each of them draws."""

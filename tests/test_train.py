@@ -72,7 +72,7 @@ def test_a_run_is_a_folder(trained):
     [
         ("disarm", 2),
         ("arms", 3),
-        ("relax", 3),
+        pytest.param("relax", 3, marks=pytest.mark.slow),
         pytest.param("reinforce", 1, marks=pytest.mark.slow),
         pytest.param("rloo", 2, marks=pytest.mark.slow),
         pytest.param("double_cv", 2, marks=pytest.mark.slow),
@@ -144,6 +144,7 @@ def test_adapt_every():
     assert largest_difference(at_once, states[-1]) < 1e-5
 
 
+@pytest.mark.slow
 def test_seeds_together_agree_with_seeds_alone(tmp_path):
     config = dataclasses.replace(SMALL, seeds=(1, 5), steps=30)
     together = train(config, tmp_path / "both", schedule=SCHEDULE, quiet=True)
@@ -165,7 +166,11 @@ def test_cutting_and_resuming_change_nothing(trained, tmp_path):
     short = dataclasses.replace(SMALL, steps=20)
     train(short, tmp_path / "run", schedule=Schedule(20, 10), quiet=True)
     resumed = train(SMALL, tmp_path / "run", schedule=Schedule(20, 7), resume=True, quiet=True)
-    assert lines(resumed) == lines(trained)
+    at_20 = {"step": 20, "seed": 1}
+    first, evaluation, *others = lines(resumed)
+    assert evaluation.items() >= at_20.items()  # what was final then
+    assert "test_bound" in evaluation
+    assert [first, *others] == lines(trained)
 
 
 def test_a_finished_run_is_left_alone(trained):

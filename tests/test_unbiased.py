@@ -25,9 +25,8 @@ pytestmark = pytest.mark.usefixtures("x64")
 DISTRIBUTIONS = ["bernoulli", "categorical3", "ordinal3", "ising", "autoregressive"]
 QUICK = [
     "bernoulli",
-    "categorical3",
     "autoregressive",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("ordinal3", "ising")),
+    *(pytest.param(n, marks=pytest.mark.slow) for n in ("categorical3", "ordinal3", "ising")),
 ]
 OPERATORS = {
     "gibbs": sg.Gibbs(),
@@ -189,7 +188,9 @@ def test_rao_blackwell(name):
         assert bool(jnp.any(a < 0.9 * b))
 
 
-@pytest.mark.parametrize("name", ["bernoulli", "categorical3", "ordinal3"])
+@pytest.mark.parametrize(
+    "name", ["bernoulli", "categorical3", pytest.param("ordinal3", marks=pytest.mark.slow)]
+)
 def test_own_scan_is_local_expectation(name):
     """With h = f and β = 1, component i is Σ_v q(v) f(x with x_i = v) s_i(v)."""
     dist = normalised_distributions()[name]
