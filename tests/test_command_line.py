@@ -45,6 +45,7 @@ class TestCommandLine:
         assert run.config.layer_sizes == (5,)
         assert list((tmp_path / "run" / "tensorboard" / "seed-4").iterdir())
 
+    @pytest.mark.slow
     def test_layers(self, tmp_path):
         main(["train", "--layers", "2", "--steps", "2", "--out", str(tmp_path / "run"),
               "--bound-samples", "2", "--surrogate-hidden", "4"])  # fmt: skip

@@ -256,6 +256,7 @@ def test_types(dtype, estimator):
             assert ours.dtype == theirs.dtype
 
 
+@pytest.mark.slow
 def test_float32_parameters_with_float64_logits():
     with jax.enable_x64(False):
         cv = RODEO.init(jax.random.key(0))
