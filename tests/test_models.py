@@ -118,17 +118,12 @@ ESTIMATORS = {
 
 def per_layer(name, model):
     """An estimator for each layer, and parameters away from their first values."""
-    if name == "relax":
-        sizes = (PIXELS, *model.layer_sizes)
-        built = [
-            sg.Relax(1, num_inputs=d, context_size=c, hidden=3)
-            for c, d in itertools.pairwise(sizes)
-        ]
-    elif name == "relax without relaxation":
-        built = [Jumps(1, num_inputs=d, context_size=c, hidden=3)
-                 for c, d in itertools.pairwise((PIXELS, *model.layer_sizes))]  # fmt: skip
-    else:
+    relaxed = {"relax": sg.Relax, "relax without relaxation": Jumps}.get(name)
+    if relaxed is None:
         built = [ESTIMATORS[name]] * model.num_layers
+    else:
+        sizes = itertools.pairwise((PIXELS, *model.layer_sizes))
+        built = [relaxed(1, num_inputs=d, context_size=c, hidden=3) for c, d in sizes]
     cv = [e.init(jax.random.key(i)) for i, e in enumerate(built)]
     return tuple(built), tuple(jax.tree.map(lambda p: p + 0.5, c) for c in cv)
 

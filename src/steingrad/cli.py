@@ -32,6 +32,7 @@ from .experiments.costs import Costs
 from .experiments.display import duration
 from .experiments.engines import Engine, Processes, RayCluster
 from .experiments.figures import image_grid, save_image
+from .experiments.grid import seeds_slug, task_slug
 from .experiments.plan import Selection, plan, seconds_left, summary_line, table
 from .experiments.report import write_report
 from .experiments.sweep import sweep
@@ -258,12 +259,7 @@ def default_name(config: Config) -> str:
     >>> default_name(Config(dataset="mnist", seeds=(1, 2)))
     'mnist-bernoulli-rodeo-k2-seed1+2'
     """
-    layers = f"-layers{len(config.layer_sizes)}" if len(config.layer_sizes) > 1 else ""
-    seeds = "+".join(map(str, config.seeds))
-    return (
-        f"{config.dataset}-{config.likelihood}{layers}-{config.estimator}-k{config.samples}"
-        f"-seed{seeds}"
-    )
+    return f"{task_slug(config)}-{seeds_slug(config)}"
 
 
 def train_defaults(arguments: list[str]) -> Config:

@@ -212,8 +212,11 @@ class Config:
         return mlp_vae(pixels, self.layer_sizes, self.hidden, likelihood, key=key)
 
 
-def paper_settings(dataset: str, likelihood: str, layers: int) -> dict[str, Any]:
-    """The paper's settings for a task (design: MLP VAEs with one layer, linear ones with more).
+def paper_settings(
+    dataset: str, likelihood: str, layers: int, network: str = "mlp"
+) -> dict[str, Any]:
+    """The paper's settings for a task: MLP VAEs with one layer, linear ones with more; residual
+    networks have no setting for hidden units.
 
     >>> paper_settings("fashion_mnist", "bernoulli", 1)["learning_rate"]
     0.0003
@@ -223,9 +226,10 @@ def paper_settings(dataset: str, likelihood: str, layers: int) -> dict[str, Any]
         "batch_size": 100,
         "cv_learning_rate": 1e-3,
         "layer_sizes": (200,) * layers,
-        "hidden": (200, 200) if layers == 1 else (),
         "seeds": (1, 2, 3, 4, 5),
     }
+    if network == "mlp":
+        settings["hidden"] = (200, 200) if layers == 1 else ()
     if likelihood == "gaussian" or layers > 1:
         settings["learning_rate"] = 1e-4
     else:

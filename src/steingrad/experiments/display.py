@@ -2,22 +2,45 @@
 
 import sys
 import time
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from .config import Config
 
 
-class Display:
+class _Bars:
+    """Bars, drawn from enter to exit if there is a terminal to draw them in."""
+
+    def __init__(self, quiet: bool, *columns: ProgressColumn):
+        self.console = Console(stderr=True, quiet=quiet)
+        self.live = self.console.is_terminal and not quiet
+        self.progress = Progress(*columns, console=self.console, disable=not self.live)
+
+    def __enter__(self) -> Self:
+        self.progress.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.progress.__exit__(*exc)
+        sys.stderr.flush()
+
+
+class Display(_Bars):
     """Shows step, rate, remaining time, ELBO and variance while a run goes on."""
 
     def __init__(self, config: Config, step: int = 0, quiet: bool = False):
         self.config = config
-        self.console = Console(stderr=True, quiet=quiet)
-        self.live = self.console.is_terminal and not quiet
-        self.progress = Progress(
+        super().__init__(
+            quiet,
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.completed}/{task.total} steps"),
@@ -25,21 +48,11 @@ class Display:
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            console=self.console,
-            disable=not self.live,
         )
         self.name = f"{config.dataset} {config.estimator} K={config.samples}"
         self.task = self.progress.add_task(
             self.name, total=config.steps, completed=step, numbers=""
         )
-
-    def __enter__(self) -> "Display":
-        self.progress.__enter__()
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self.progress.__exit__(*exc)
-        sys.stderr.flush()
 
     def message(self, text: str) -> None:
         if self.live:
@@ -78,35 +91,24 @@ class Display:
         )
 
 
-class SweepDisplay:
+class SweepDisplay(_Bars):
     """One display for many runs: a bar for all steps, a line for each run that is at work."""
 
     PLAIN_SECONDS = 60
     """Between two lines where there is no terminal."""
 
     def __init__(self, step: int, steps: int, quiet: bool = False):
-        self.console = Console(stderr=True, quiet=quiet)
-        self.live = self.console.is_terminal and not quiet
-        self.progress = Progress(
+        super().__init__(
+            quiet,
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.completed}/{task.total} steps"),
             TextColumn("{task.fields[note]}", markup=False),
-            console=self.console,
-            disable=not self.live,
         )
         self.total = self.progress.add_task("all runs", completed=step, total=steps, note="")
         self.steps = steps
         self.lines: dict[str, Any] = {}
         self.last_line = time.monotonic()
-
-    def __enter__(self) -> "SweepDisplay":
-        self.progress.__enter__()
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self.progress.__exit__(*exc)
-        sys.stderr.flush()
 
     def message(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)

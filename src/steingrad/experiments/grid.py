@@ -55,6 +55,11 @@ class Experiment:
     """The published numbers it aims at."""
     published_metric: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
+    @property
+    def ablation(self) -> bool:
+        """Whether all its runs are one comparison, and so one figure."""
+        return self.name.startswith("ablation-")
+
     def published(self, entry: Entry, metric: str) -> Published | None:
         """The paper's number for this cell, if it has one."""
         config = entry.config
@@ -67,13 +72,21 @@ class Experiment:
 def experiments() -> dict[str, Experiment]:
     """All experiments by name, in the order of the file."""
     tables = tomllib.loads(_file("grid.toml"))
-    return {name: _experiment(name, **table) for name, table in tables.items()}
+    found = {}
+    for name, table in tables.items():
+        runs = table.pop("runs")
+        if isinstance(runs, str):
+            entries = found[runs].entries
+        else:
+            entries = tuple(entry for block in runs for entry in _multiply(block))
+        found[name] = _experiment(name, entries, **table)
+    return found
 
 
-def _experiment(name: str, *, runs: list, published: str | None = None, **fields) -> Experiment:
-    entries = tuple(entry for block in runs for entry in _multiply(block))
-    fields["metrics"] = tuple(fields["metrics"])
-    return Experiment(name, entries=entries, table=published, **fields)
+def _experiment(
+    name: str, entries: tuple[Entry, ...], *, metrics: list, published: str | None = None, **fields
+) -> Experiment:
+    return Experiment(name, entries=entries, metrics=tuple(metrics), table=published, **fields)
 
 
 def _multiply(block: dict[str, Any]) -> Iterator[Entry]:
@@ -83,9 +96,10 @@ def _multiply(block: dict[str, Any]) -> Iterator[Entry]:
         settings = dict(zip(block, values, strict=True))
         label = settings.pop("label", settings["estimator"])
         layers = settings.pop("layers", 1)
-        paper = paper_settings(settings["dataset"], settings.get("likelihood", "bernoulli"), layers)
-        if settings.get("network") == "resnet":
-            del paper["hidden"]
+        likelihood, network = (
+            settings.get(name, getattr(Config, name)) for name in ("likelihood", "network")
+        )
+        paper = paper_settings(settings["dataset"], likelihood, layers, network)
         yield Entry(label, Config(**{**paper, **settings}))
 
 
@@ -106,6 +120,36 @@ def _published() -> dict[tuple, Published]:
     }
 
 
+@functools.cache
+def published_variances() -> dict[Config, tuple[int, float]]:
+    """Step and gradient variance, by the configurations whose curves the paper shows."""
+    rows = {
+        (row["dataset"], row["likelihood"], int(row["k"]), row["estimator"]): row
+        for row in csv.DictReader(_file("variance.csv").splitlines())
+    }
+    published = {}
+    for config in (entry.config for entry in experiments()["variance-curves"].entries):
+        row = rows.get((config.dataset, config.likelihood, config.samples, config.estimator))
+        if row:
+            published[config] = int(row["step"]), float(row["grad_variance"])
+    return published
+
+
+def task_slug(config: Config) -> str:
+    """What is estimated, and how.
+
+    >>> task_slug(Config(dataset="mnist", layer_sizes=(200, 200), estimator="disarm"))
+    'mnist-bernoulli-layers2-disarm-k2'
+    """
+    layers = f"layers{len(config.layer_sizes)}" if len(config.layer_sizes) > 1 else ""
+    parts = (config.dataset, config.likelihood, layers, config.estimator, f"k{config.samples}")
+    return "-".join(part for part in parts if part)
+
+
+def seeds_slug(config: Config) -> str:
+    return "seed" + "+".join(map(str, config.seeds))
+
+
 def run_name(config: Config) -> str:
     """A folder name for a configuration: its task, and whatever differs from the paper's settings.
 
@@ -115,18 +159,14 @@ def run_name(config: Config) -> str:
     'mnist-bernoulli-rodeo-k2-operator=mpf-damping=0.001-seed1'
     """
     layers = len(config.layer_sizes)
-    paper = paper_settings(config.dataset, config.likelihood, layers)
-    if config.network == "resnet":
-        del paper["hidden"]
+    paper = paper_settings(config.dataset, config.likelihood, layers, config.network)
     plain = Config(dataset=config.dataset, likelihood=config.likelihood, **paper)
-    parts = [config.dataset, config.likelihood]
-    parts += [f"layers{layers}"] if layers > 1 else []
-    parts += [config.estimator, f"k{config.samples}"]
+    parts = [task_slug(config)]
     for name, (_, given) in differences(plain, config).items():
         if name not in ("estimator", "samples", "steps", "seeds", "bound_samples"):
             text = "+".join(map(str, given)) if isinstance(given, tuple) else str(given)
             parts.append(f"{name.strip('_')}={text}")
-    return "-".join([*parts, "seed" + "+".join(map(str, config.seeds))])
+    return "-".join([*parts, seeds_slug(config)])
 
 
 def find(name: str) -> Experiment:

@@ -55,7 +55,7 @@ def elbo_and_grad(
         q = Bernoulli(logits)
         f = partial(_log_weight, model, layer, below, q, common_random_numbers)
         # Continuous in x_l, which the sampled layers above make f not to be (for RELAX).
-        relaxation = partial(_relaxed_log_weight, model, layer, below, q)
+        relaxation = partial(f, relaxed=True)
         settings: dict[str, Any] = {"key": estimate_key, "context": below}
         if layer == 0 and decoder_from_samples:
             value, grads = estimators[layer].value_and_grad(
@@ -79,17 +79,13 @@ def elbo_and_grad(
     return value, ElboGradients(tuple(encoder_grads), generative_grad, tuple(cv_grads))
 
 
-def _log_weight(model, layer, below, q, common_random_numbers, x, generative, *, key):
+def _log_weight(
+    model, layer, below, q, common_random_numbers, x, generative, *, key, relaxed=False
+):
     """The objective of a layer: the terms of the ELBO from there up."""
     whole = with_generative(model, generative)
-    log_weight = lambda x: whole.log_weight_from(layer, below, q, x, key=key)
+    log_weight = lambda x: whole.log_weight_from(layer, below, q, x, key=key, relaxed=relaxed)
     return jax.vmap(log_weight)(x) if common_random_numbers else log_weight(x)
-
-
-def _relaxed_log_weight(model, layer, below, q, x, generative, *, key):
-    """The same between the states: the layers above at their means."""
-    whole = with_generative(model, generative)
-    return whole.log_weight_from(layer, below, q, x, key=key, relaxed=True)
 
 
 def _ancestral_gradient(model: VAE, ancestral: list) -> tuple[Float[Array, ""], Any]:

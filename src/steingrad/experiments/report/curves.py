@@ -1,16 +1,13 @@
 """Figures of an experiment: curves, and what they come to."""
 
-import csv
-import functools
-import importlib.resources
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ..config import Config
 from ..figures import METRICS, Curve
-from ..grid import Entry, Experiment, experiments
-from .collect import Group, key
+from ..grid import Entry, Experiment, published_variances
+from .collect import Group
 from .notes import budget, data_notes
 from .numbers import LOWER_IS_BETTER, Estimate, fixed, name_of, plural, significant, task_name
 from .parts import Block, Cell, Figure, Table
@@ -21,8 +18,9 @@ STYLE = {"RODEO": 0, "Double CV": 1, "DisARM": 2, "ARMS": 3, "RLOO": 4, "RELAX":
 
 def experiment_figures(experiment: Experiment, found: Mapping[Entry, Group]) -> list[Figure]:
     """A figure for each task; an ablation is one figure, if there are two things to compare."""
-    ablation = experiment.name.startswith("ablation-")
-    if experiment.show != "curves" or (ablation and len({e.label for e in found}) < 2):
+    if experiment.show != "curves":
+        return []
+    if experiment.ablation and len({entry.label for entry in found}) < 2:
         return []
     tasks: dict[str, dict[Entry, Group]] = {}
     for entry, group in found.items():
@@ -32,7 +30,7 @@ def experiment_figures(experiment: Experiment, found: Mapping[Entry, Group]) -> 
 
 
 def _figure_name(experiment: Experiment, entry: Entry) -> str:
-    if experiment.name.startswith("ablation-"):
+    if experiment.ablation:
         return experiment.name
     config = entry.config
     layers = f"-layers{len(config.layer_sizes)}" if len(config.layer_sizes) > 1 else ""
@@ -99,7 +97,7 @@ def _table(
     found: Mapping[Entry, Group], curves: Mapping[Entry, Curve], files: tuple[str, ...]
 ) -> Table:
     """Where the curves come to: at the step of the published variance, or as far as all go."""
-    paper = {entry: _published_variance().get(key(entry.config)) for entry in found}
+    paper = {entry: published_variances().get(entry.config) for entry in found}
     published_step = next((there[0] for there in paper.values() if there), None)
     step = min(curve.steps[-1] for curve in curves.values())
     step = min(step, published_step or step)
@@ -163,20 +161,3 @@ def _at(step: int, lines: Sequence[Mapping], metric: str) -> float:
     points = [(line["step"], line[metric]) for line in lines if line.get(metric) is not None]
     steps, values = np.transpose(points)
     return float(np.interp(step, steps, values))
-
-
-@functools.cache
-def _published_variance() -> dict[Config, tuple[int, float]]:
-    """Step and variance, for the configurations whose curves the paper shows."""
-    path = importlib.resources.files("steingrad.experiments") / "paper" / "variance.csv"
-    rows = {
-        (row["dataset"], row["likelihood"], int(row["k"]), row["estimator"]): row
-        for row in csv.DictReader(path.read_text().splitlines())
-    }
-    published = {}
-    for entry in experiments()["variance-curves"].entries:
-        config = entry.config
-        row = rows.get((config.dataset, config.likelihood, config.samples, config.estimator))
-        if row:
-            published[key(config)] = int(row["step"]), float(row["grad_variance"])
-    return published

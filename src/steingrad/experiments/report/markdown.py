@@ -3,7 +3,6 @@
 import html
 import re
 from collections.abc import Iterable
-from typing import TypeGuard
 
 from .parts import Cell, Figure, Report, Section, Table
 
@@ -21,12 +20,13 @@ def summary(report: Report, place: str) -> str:
     found, reading = report.before[:1], report.before[2:3]
     parts = [_sentences((*found, *reading))]
     shown = [section for section in report.sections if section.name not in NOT_RESULTS]
-    tables = [(section, part) for section in shown for part in section.parts if _is_table(part)]
-    figures = [(section, part) for section in shown for part in section.parts if _is_figure(part)]
-    for section, table in tables[:1]:
-        parts += [f"### {_text(section.title)}", _table(table)]
-    for section, figure in figures[:1]:
-        title = f"{_text(section.title)}: {_text(figure.title)}"
+    both = [(section.title, part) for section in shown for part in section.parts]
+    tables = [(title, part) for title, part in both if isinstance(part, Table)]
+    figures = [(title, part) for title, part in both if isinstance(part, Figure)]
+    for title, table in tables[:1]:
+        parts += [f"### {_text(title)}", _table(table)]
+    for title, figure in figures[:1]:
+        title = _text(f"{title}: {figure.title}")
         picture = f"![{title}]({place}/figures/{figure.name}.png)"
         parts += [f"### {title}", _sentences(figure.before), picture, _table(figure.table)]
     parts.append(
@@ -35,14 +35,6 @@ def summary(report: Report, place: str) -> str:
         f"`{place}/index.html`."
     )
     return "\n\n".join(parts)
-
-
-def _is_table(part: Table | Figure) -> TypeGuard[Table]:
-    return isinstance(part, Table)
-
-
-def _is_figure(part: Table | Figure) -> TypeGuard[Figure]:
-    return isinstance(part, Figure)
 
 
 def _section(section: Section, figures: str, level: str = "##") -> str:
