@@ -2,7 +2,7 @@
 
 import sys
 import time
-from typing import Any, Self
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -16,6 +16,8 @@ from rich.progress import (
 
 from .config import Config
 
+BarsT = TypeVar("BarsT", bound="_Bars")
+
 
 class _Bars:
     """Bars, drawn from enter to exit if there is a terminal to draw them in."""
@@ -25,7 +27,7 @@ class _Bars:
         self.live = self.console.is_terminal and not quiet
         self.progress = Progress(*columns, console=self.console, disable=not self.live)
 
-    def __enter__(self) -> Self:
+    def __enter__(self: BarsT) -> BarsT:
         self.progress.__enter__()
         return self
 
