@@ -40,12 +40,12 @@ class Trainer(NamedTuple):
 
     config: Config
     model: VAE
-    """The model with which a seed starts, for its structure."""
+    """Its structure: arrays or their shapes."""
     estimators: tuple[Estimator, ...]
     max_steps: int
     """The most steps in one dispatch."""
 
-    def init(self, seed: int, build: Callable[[PRNGKeyArray], VAE]) -> State:
+    def init(self, seed: int | Int[Array, ""], build: Callable[[PRNGKeyArray], VAE]) -> State:
         model_key, cv_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), 0))
         arrays = eqx.filter(build(model_key), eqx.is_inexact_array)
         cv_keys = jax.random.split(cv_key, len(self.estimators))
@@ -193,8 +193,12 @@ class Batches(NamedTuple):
 
 def grad_variance(state: State, step: int) -> Float[Array, ""]:
     """The variance of the encoders' gradient, averaged over their weights."""
-    correction = 1 - DECAY**step
+    return _variance(state.grad_mean, state.grad_square, 1 - DECAY**step)
+
+
+@jax.jit
+def _variance(grad_mean, grad_square, correction):
     total = lambda tree: jnp.sum(jnp.stack([jnp.sum(leaf) for leaf in jax.tree.leaves(tree)]))
-    square = total(state.grad_square) / correction
-    mean = total(jax.tree.map(lambda m: (m / correction) ** 2, state.grad_mean))
-    return (square - mean) / sum(leaf.size for leaf in jax.tree.leaves(state.grad_mean))
+    square = total(grad_square) / correction
+    mean = total(jax.tree.map(lambda m: (m / correction) ** 2, grad_mean))
+    return (square - mean) / sum(leaf.size for leaf in jax.tree.leaves(grad_mean))

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,24 +80,20 @@ class Task:
         estimators = tuple(
             config.build_estimator(pixels, layer) for layer in range(len(config.layer_sizes))
         )
-        model = config.build_model(dataset, jax.random.key(0))
+        # Shapes only: the arrays come with each state.
+        model = eqx.filter_eval_shape(partial(config.build_model, dataset), jax.random.key(0))
         trainer = Trainer(config, model, estimators, steps_per_dispatch(config))
         return cls(config, dataset, trainer)
 
     def initial_state(self) -> State:
         """The state before the first step; with several seeds each array begins with their axis."""
-        build = lambda key: self.config.build_model(self.dataset, key)
-        return stack([self.trainer.init(seed, build) for seed in self.config.seeds])
+        init = partial(self.trainer.init, build=partial(self.config.build_model, self.dataset))
+        seeds = jnp.asarray(self.config.seeds, jnp.int32)
+        return jax.jit(init)(seeds[0]) if len(seeds) == 1 else jax.jit(jax.vmap(init))(seeds)
 
     def model(self, state: State, number: int) -> VAE:
         """The model of the number-th seed."""
         return eqx.combine(unstack(state, number, len(self.config.seeds)).model, self.trainer.model)
-
-
-def stack(states: list[State]) -> State:
-    if len(states) == 1:
-        return states[0]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
 
 def unstack(state: State, number: int, count: int) -> State:
