@@ -27,6 +27,10 @@ from steingrad.models.resnet import UpConv
 PIXELS = 4
 
 
+def slow(*names):
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def tiny(layer_sizes=(3,), hidden=(), likelihood=None):
     model = mlp_vae(
         PIXELS, layer_sizes, hidden, likelihood or BernoulliLikelihood(), key=jax.random.key(0)
@@ -155,7 +159,7 @@ def exact_gradient(model, y):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", ["disarm", "relax", pytest.param("rodeo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["relax", *slow("disarm", "rodeo")])
 def test_gradients_of_every_weight(name):
     """z-scores of all encoder and decoder weights of two layers against the sum over states."""
     assert passes(z_scores(name, (2, 3)))
@@ -191,9 +195,7 @@ def total(weights, tree):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(
-    "name", ["double_cv", "rodeo", pytest.param("rloo", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["rodeo", *slow("double_cv", "rloo")])
 def test_both_layers_exactly(name):
     """All that is random, summed: the ancestral state, the K samples of a layer, and the state of
     the layer above that each of them draws."""
@@ -297,7 +299,10 @@ class TestResNet:
             assert gradient.shape == layer.weight.shape
 
     def test_shapes_and_parameters(self):
-        model = resnet_vae((28, 28), 200, BernoulliLikelihood(), key=jax.random.key(0))
+        # Traced, not compiled: small ones are run in the documentation of their classes.
+        shapes = eqx.filter_eval_shape
+        build = lambda key: resnet_vae((28, 28), 200, BernoulliLikelihood(), key=key)
+        model = shapes(build, jax.random.key(0))
         conv = lambda a, b, size=3: size * size * a * b + b
         blocks = (
             4 * conv(16, 16)
@@ -311,11 +316,12 @@ class TestResNet:
             + conv(32, 16) + conv(16, 16) + conv(32, 16, 2) + 2 * conv(16, 16)
         )  # fmt: skip
         decoder = 200 * 7 * 7 * 64 + 7 * 7 * 64 + up_blocks + conv(16, 1)
-        count = lambda tree: sum(l.size for l in jax.tree.leaves(eqx.filter(tree, eqx.is_array)))
+        count = lambda tree: sum(l.size for l in jax.tree.leaves(tree) if hasattr(l, "shape"))
         assert count(model.encoders) == encoder
         assert count(model.decoders) == decoder
-        assert model.encoders[0](jnp.zeros((2, 3, 784))).shape == (2, 3, 200)
-        assert model.decoders[0](jnp.zeros((2, 3, 200))).shape == (2, 3, 784)
+        call = lambda network, x: network(x)
+        assert shapes(call, model.encoders[0], jnp.zeros((2, 3, 784))).shape == (2, 3, 200)
+        assert shapes(call, model.decoders[0], jnp.zeros((2, 3, 200))).shape == (2, 3, 784)
 
     @pytest.mark.slow
     @pytest.mark.usefixtures("x64")
