@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def race(
-    contestants: Mapping[str, Callable[[], Any]], rounds: int = 7, least_seconds: float = 0.3
+    contestants: Mapping[str, Callable[[], Any]], rounds: int = 15, least_seconds: float = 0.3
 ) -> dict[str, list[float]]:
     """Seconds a call for each contestant in each round, after a warm-up."""
     calls = {}

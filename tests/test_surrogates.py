@@ -41,6 +41,15 @@ def test_piecewise_linear_is_the_network(dtype, tolerance, shape, block, monkeyp
         assert largest_difference(fast_grads, plain_grads) < tolerance * scale
 
 
+def test_what_is_not_a_number_is_passed_on():
+    params = sg.MLPSurrogate(hidden=7).init(jax.random.key(0))
+    at = lambda value, linear: piecewise.piecewise_linear(
+        params, jnp.array([[value]]), jnp.array([[linear]]), 0.3
+    )
+    assert jnp.isnan(at(1.0, [1.0, jnp.nan])).tolist() == 2 * [[[False, True]]]
+    assert jnp.isnan(at(jnp.nan, [1.0, 2.0])).all()
+
+
 def test_pooled_is_the_mlp_for_two_samples_only():
     dist = sg.Bernoulli(normal(0, (4, 6)))
     for num_samples, same in ((2, True), (3, False)):
