@@ -72,7 +72,7 @@ def main() -> None:
         raise SystemExit(f"Some runs broke: {broken}")
 
     calls = {name: contestant(config, TIMED)[0] for name, config in configs.items()}
-    result = summarise(per_step(race(calls, rounds=11), TIMED), "rloo")
+    result = summarise(per_step(race(calls, rounds=31), TIMED), "rloo")
     for name, folder in zip(configs, folders, strict=True):
         result[name]["grad_variance"] = variance(Run(options.out / folder))
     base = result["rloo"]["grad_variance"]
