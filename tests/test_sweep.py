@@ -31,7 +31,7 @@ SMALL = Config(
     hidden=(),
     batch_size=20,
 )
-LONG = dataclasses.replace(SMALL, steps=20_000)
+LONG = dataclasses.replace(SMALL, steps=100_000)
 IMPOSSIBLE = dataclasses.replace(SMALL, batch_size=5000)
 SCHEDULE = Schedule(report_every=20, checkpoint_every=20)
 OFTEN = Schedule(report_every=1000, checkpoint_every=250)
@@ -357,6 +357,7 @@ def owner(folder: Path) -> tuple[int, int] | None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Ray's, where JAX has been used
 def test_ray_node_lost(tmp_path):
     """A cluster of two nodes; one is killed midway, and its run goes on where the other one is."""
     cluster_utils = pytest.importorskip("ray.cluster_utils")
