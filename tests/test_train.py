@@ -126,7 +126,7 @@ def test_every_setting_trains(settings, tmp_path):
 
 def test_adapt_every():
     """Control variates move at every third step only, in a loop and in single steps alike."""
-    task = Task.load(dataclasses.replace(SMALL, adapt_every=3))
+    task = Task.load(dataclasses.replace(SMALL, estimator="double_cv", adapt_every=3))
     images, seed = jnp.asarray(task.dataset.train), jnp.asarray(1, jnp.int32)
     number = lambda n: jnp.asarray(n, jnp.int32)
     loop, single = (
@@ -136,7 +136,7 @@ def test_adapt_every():
     for step in range(5):
         states.append(single(states[-1], seed, images, number(step), number(step + 1)))
     moved = [
-        not bool(jnp.array_equal(before.cv[0].alpha, after.cv[0].alpha))
+        not bool(jnp.array_equal(before.cv[0]["alpha"], after.cv[0]["alpha"]))
         for before, after in itertools.pairwise(states)
     ]
     assert moved == [True, False, False, True, False]
@@ -221,7 +221,7 @@ def test_evaluate_against_a_direct_computation(trained):
 
 def test_grad_variance_is_the_definition():
     """Against averages kept by hand over the same gradients."""
-    task = Task.load(dataclasses.replace(SMALL, seeds=(3,)))
+    task = Task.load(dataclasses.replace(SMALL, estimator="rloo", seeds=(3,)))
     state, seed = task.initial_state(), jnp.asarray(3, jnp.int32)
     images = jnp.asarray(task.dataset.train)
     step_fn = jax.jit(task.trainer.run)
@@ -279,7 +279,7 @@ def test_real_mnist(tmp_path):
     """A few steps on the real thing: the ELBO rises, RODEO's variance is below RLOO's."""
     results = {}
     for estimator in ("rloo", "rodeo"):
-        config = Config(dataset="mnist", estimator=estimator, steps=300, bound_samples=2)
+        config = Config(dataset="mnist", estimator=estimator, steps=300, bound_samples=1)
         run = train(config, tmp_path / estimator, schedule=Schedule(100, 300), quiet=True)
         results[estimator] = lines(run)
     for metrics in results.values():
