@@ -18,7 +18,7 @@ from timing import race, save, show, summarise
 
 from steingrad.data import Dataset
 from steingrad.experiments import Config
-from steingrad.experiments.step import Trainer
+from steingrad.experiments.train import Task
 from steingrad.models import BernoulliLikelihood, mlp_vae
 
 STEPS = 20
@@ -31,14 +31,11 @@ def fake_dataset() -> Dataset:
 
 def contestant(config: Config, steps: int = STEPS):
     """A call that makes `steps` training steps, and the seconds its compilation took."""
-    dataset = fake_dataset()
-    build = lambda key: config.build_model(dataset, key)
-    estimators = tuple(config.build_estimator(784, i) for i in range(len(config.layer_sizes)))
-    trainer = Trainer(config, build(jax.random.key(0)), estimators, steps)
-    state = trainer.init(1, build)
-    images = jnp.asarray(dataset.train)
+    task = Task.of(config, fake_dataset())
+    trainer = task.trainer._replace(max_steps=steps)
+    images = jnp.asarray(task.dataset.train)
     number = lambda n: jnp.asarray(n, jnp.int32)
-    arguments = (state, number(1), images, number(0), number(steps))
+    arguments = (task.initial_state(), number(1), images, number(0), number(steps))
     start = time.perf_counter()
     compiled = jax.jit(trainer.run).lower(*arguments).compile()
     return partial(compiled, *arguments), time.perf_counter() - start

@@ -10,6 +10,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import steingrad as sg
+from marks import slow
 from problems import largest_difference, normal
 from significance import passes
 from steingrad.models import (
@@ -25,10 +26,6 @@ from steingrad.models.elbo import _ancestral_gradient
 from steingrad.models.resnet import UpConv
 
 PIXELS = 4
-
-
-def slow(*names):
-    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def tiny(layer_sizes=(3,), hidden=(), likelihood=None):

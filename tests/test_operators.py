@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import steingrad as sg
+from marks import slow
 from problems import distributions, metropolis, normal, table
 from steingrad.operators.base import systematic_sample
 
@@ -13,10 +14,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 NAMES = [
     *("bernoulli", "categorical2", "categorical5", "ordinal3", "ising", "potts5"),
-    *(
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in ("categorical3", "ordinal2", "ordinal5", "potts3")
-    ),
+    *slow("categorical3", "ordinal2", "ordinal5", "potts3"),
 ]
 OPERATORS = {
     "gibbs": sg.Gibbs(),

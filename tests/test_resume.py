@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from marks import slow
 from steingrad.experiments import Config, Run, RunError, Schedule, train
 from steingrad.experiments.train import _environments
 
@@ -66,10 +67,7 @@ def copy_of(run, path):
     return Run(path)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    ["flip", *(pytest.param(d, marks=pytest.mark.slow) for d in ("truncate", "header", "empty"))],
-)
+@pytest.mark.parametrize("damage", ["flip", *slow("truncate", "header", "empty")])
 def test_damaged_checkpoint_falls_back(trained, tmp_path, damage):
     run = copy_of(trained, tmp_path / "run")
     newest = run.checkpoints()[0]

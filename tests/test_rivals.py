@@ -10,6 +10,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import steingrad as sg
+from marks import slow
 from problems import batched, largest_difference, normal, normalised_distributions, objective
 from significance import gradient_z_scores, passes, z_scores
 from steingrad.estimators import arms, rebar, relax
@@ -73,11 +74,11 @@ def scores(estimator, dist, params=None):
 class TestUnbiased:
     """400,000 draws against the exact gradient; each wrong variant fails the same test."""
 
-    @pytest.mark.parametrize("num_samples", [2, pytest.param(4, marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("num_samples", [2, *slow(4)])
     def test_disarm(self, num_samples):
         assert passes(scores(sg.DisARM(num_samples), bits()))
 
-    @pytest.mark.parametrize("num_samples", [3, pytest.param(6, marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("num_samples", [3, *slow(6)])
     def test_arms(self, num_samples):
         assert passes(scores(sg.ARMS(num_samples), bits()))
 
@@ -94,9 +95,7 @@ class TestUnbiased:
         estimator = (BITS if dist is bits else CATEGORIES)["relax"]
         assert passes(scores(estimator, dist()))
 
-    @pytest.mark.parametrize(
-        ("dist", "num_samples"), [pytest.param(bits, 3, marks=pytest.mark.slow), (categories, 2)]
-    )
+    @pytest.mark.parametrize(("dist", "num_samples"), [*slow((bits, 3)), (categories, 2)])
     def test_modified_relax(self, dist, num_samples):
         assert passes(scores(sg.Relax(num_samples, surrogate=SURROGATE), dist()))
 
@@ -134,9 +133,8 @@ class TestUnbiased:
         ("dist", "name"),
         [
             (bits, "rebar"),
-            pytest.param(categories, "rebar", marks=pytest.mark.slow),
             (bits, "relax"),
-            pytest.param(categories, "modified_relax", marks=pytest.mark.slow),
+            *slow((categories, "rebar"), (categories, "modified_relax")),
         ],
     )
     def test_z_tilde_not_differentiated(self, dist, name, monkeypatch):
@@ -341,20 +339,16 @@ EXTREME = {
     "categories": np.array([[-40.0, 40.0, 0.0], [40.0, 40.0, -40.0]]),
 }
 EVERYTHING = [("bits", name) for name in BITS] + [("categories", name) for name in CATEGORIES]
+LONGEST = [("categories", name) for name in CATEGORIES if "relax" in name]
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "dtype"),
     [
-        pytest.param(
-            kind,
-            name,
-            "float32",
-            marks=[pytest.mark.slow] * (kind == "categories" and "relax" in name),
-        )
-        for kind, name in EVERYTHING
-    ]
-    + [pytest.param("bits", name, "bfloat16", marks=pytest.mark.slow) for name in BITS],
+        *((*case, "float32") for case in EVERYTHING if case not in LONGEST),
+        *slow(*((*case, "float32") for case in LONGEST)),
+        *slow(*(("bits", name, "bfloat16") for name in BITS)),
+    ],
 )
 def test_extreme_logits(kind, name, dtype):
     """Finite results of the right type, over a batch of rank two, in jit, vmap and scan."""

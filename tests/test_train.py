@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
+from marks import slow
 from problems import largest_difference
 from steingrad import data
 from steingrad.experiments import (
@@ -72,12 +73,8 @@ def test_a_run_is_a_folder(trained):
     [
         ("disarm", 2),
         ("arms", 3),
-        pytest.param("relax", 3, marks=pytest.mark.slow),
-        pytest.param("reinforce", 1, marks=pytest.mark.slow),
-        pytest.param("rloo", 2, marks=pytest.mark.slow),
-        pytest.param("double_cv", 2, marks=pytest.mark.slow),
-        pytest.param("rebar", 3, marks=pytest.mark.slow),
-        pytest.param("local_expectation", 1, marks=pytest.mark.slow),
+        *slow(("relax", 3), ("reinforce", 1), ("rloo", 2), ("double_cv", 2)),
+        *slow(("rebar", 3), ("local_expectation", 1)),
     ],
 )
 def test_every_estimator_trains(estimator, samples, tmp_path):
@@ -114,7 +111,7 @@ SLOW_SETTINGS = [
 
 @pytest.mark.parametrize(
     "settings",
-    [*QUICK_SETTINGS, *(pytest.param(s, marks=pytest.mark.slow) for s in SLOW_SETTINGS)],
+    [*QUICK_SETTINGS, *slow(*SLOW_SETTINGS)],
     ids=lambda settings: "-".join(map(str, settings.values())),
 )
 def test_every_setting_trains(settings, tmp_path):

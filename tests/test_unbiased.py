@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import steingrad as sg
+from marks import slow
 from problems import (
     all_tuples,
     batched,
@@ -26,7 +27,7 @@ DISTRIBUTIONS = ["bernoulli", "categorical3", "ordinal3", "ising", "autoregressi
 QUICK = [
     "bernoulli",
     "autoregressive",
-    *(pytest.param(n, marks=pytest.mark.slow) for n in ("categorical3", "ordinal3", "ising")),
+    *slow("categorical3", "ordinal3", "ising"),
 ]
 OPERATORS = {
     "gibbs": sg.Gibbs(),
@@ -123,7 +124,7 @@ def test_rodeo_everything(name, operator, surrogate, num_samples):
 @pytest.mark.parametrize("loo", [True, False])
 @pytest.mark.parametrize("local", [True, False])
 @pytest.mark.parametrize("global_", [True, False])
-@pytest.mark.parametrize("num_samples", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_samples", [2, *slow(3)])
 def test_rodeo_switches(loo, local, global_, num_samples):
     estimator = sg.Rodeo(
         num_samples, surrogate=sg.MLPSurrogate(5), loo=loo, local=local, global_=global_
@@ -191,10 +192,7 @@ def test_rao_blackwell(name):
         assert bool(jnp.any(a < 0.9 * b))
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["bernoulli", *(pytest.param(n, marks=pytest.mark.slow) for n in ("categorical3", "ordinal3"))],
-)
+@pytest.mark.parametrize("name", ["bernoulli", *slow("categorical3", "ordinal3")])
 def test_own_scan_is_local_expectation(name):
     """With h = f and β = 1, component i is Σ_v q(v) f(x with x_i = v) s_i(v)."""
     dist = normalised_distributions()[name]

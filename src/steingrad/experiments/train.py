@@ -70,7 +70,10 @@ class Task:
 
     @classmethod
     def load(cls, config: Config, data_dir: Path | None = None) -> "Task":
-        dataset = data.load(config.dataset, data_dir)
+        return cls.of(config, data.load(config.dataset, data_dir))
+
+    @classmethod
+    def of(cls, config: Config, dataset: data.Dataset) -> "Task":
         if config.batch_size > len(dataset.train):
             raise RunError(
                 f"--batch-size {config.batch_size} is more than the {len(dataset.train)} training "

@@ -1,0 +1,9 @@
+"""Cases of a parametrised test that only `make test-all` runs."""
+
+import pytest
+
+
+def slow(*cases):
+    """Each case is a value, or a tuple of values where there are several parameters."""
+    values = (case if isinstance(case, tuple) else (case,) for case in cases)
+    return [pytest.param(*value, marks=pytest.mark.slow) for value in values]
