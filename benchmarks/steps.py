@@ -1,6 +1,6 @@
 """The time of a full training step: data, networks, estimator, Adam, control variates, variance.
 
-    python benchmarks/steps.py single hierarchical resnet
+    python benchmarks/steps.py single hierarchical resnet upsampling
 
 Data are random images of MNIST's size: timing does not need the real ones.
 """
@@ -20,6 +20,7 @@ from steingrad.data import Dataset
 from steingrad.experiments import Config
 from steingrad.experiments.train import Task
 from steingrad.models import BernoulliLikelihood, mlp_vae
+from steingrad.models.resnet import UpConv
 
 STEPS = 20
 
@@ -132,8 +133,32 @@ def resnet() -> None:
     save("steps-resnet", {"steps": result})
 
 
+def upsampling() -> None:
+    """The ResNet decoder's upsampling, forward and backward, against a transposed convolution."""
+    layer = UpConv(64, 32, 3, key=jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (200, 7, 7, 64))
+    transposed = lambda w, x: jax.lax.conv_transpose(
+        x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    ours = lambda w, x: eqx.tree_at(lambda m: m.weight, layer, w)(x)
+
+    def contest(f):
+        both = jax.jit(jax.value_and_grad(lambda w, x: jnp.sum(jnp.sin(f(w, x))), (0, 1)))
+        return partial(both, layer.weight, x)
+
+    contestants = {"transposed": contest(transposed), "UpConv": contest(ours)}
+    result = summarise(race(contestants), "transposed")
+    show("Upsampling 7 × 7 × 64 to 14 × 14 × 32: ratio to a transposed convolution", result, {})
+    save("upsampling", {"steps": result})
+
+
 def main() -> None:
-    parts = {"single": single, "hierarchical": hierarchical, "resnet": resnet}
+    parts = {
+        "single": single,
+        "hierarchical": hierarchical,
+        "resnet": resnet,
+        "upsampling": upsampling,
+    }
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=list(parts), choices=list(parts))
     for part in parser.parse_args().parts:

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, Union
 
@@ -14,6 +15,7 @@ import numpy as np
 import tyro
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import track
 from rich.table import Table
 
 from . import data
@@ -96,7 +98,8 @@ class Evaluate:
         images = getattr(task.dataset, self.split)
         for number, seed in enumerate(run.config.seeds):
             key = evaluation_key(seed, step)
-            bounds = evaluate(task.model(state, number), images, self.samples, key)
+            watch = partial(track, description=f"seed {seed}", console=Console(stderr=True))
+            bounds = evaluate(task.model(state, number), images, self.samples, key, watch)
             print(
                 json.dumps(
                     {

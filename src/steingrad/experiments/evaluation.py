@@ -1,6 +1,7 @@
 """Bounds of a trained model on a whole split."""
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import equinox as eqx
@@ -25,19 +26,25 @@ class Bounds(NamedTuple):
 
 
 def evaluate(
-    model: VAE, images: UInt8[np.ndarray, "images pixels"], samples: int, key: PRNGKeyArray
+    model: VAE,
+    images: UInt8[np.ndarray, "images pixels"],
+    samples: int,
+    key: PRNGKeyArray,
+    watch: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Bounds:
     r"""ELBO and $E[\log \frac1S \sum_s p(y, x_s) / q(x_s \mid y)]$ over images, $S$ = `samples`.
 
-    Images and samples are taken a few at a time, so that any number of either fits in memory.
+    Images and samples are taken a few at a time, so that any number of either fits in memory;
+    `watch` is given the pieces and passes them on, one by one, as they are begun.
     """
     pieces = []
-    for number, start in enumerate(range(0, len(images), IMAGES_AT_A_TIME)):
+    for number, start in enumerate(watch(range(0, len(images), IMAGES_AT_A_TIME))):
         piece = images[start : start + IMAGES_AT_A_TIME]
         # The last piece has the size of the others, for which the program is compiled.
         piece = np.pad(piece, ((0, IMAGES_AT_A_TIME - len(piece)), (0, 0)))
-        pieces.append(_bounds(model, piece, samples, jax.random.fold_in(key, number)))
-    per_image = np.concatenate([np.asarray(piece, np.float64) for piece in pieces], axis=1)
+        bounds = _bounds(model, piece, samples, jax.random.fold_in(key, number))
+        pieces.append(np.asarray(bounds, np.float64))
+    per_image = np.concatenate(pieces, axis=1)
     elbo, bound = np.mean(per_image[:, : len(images)], axis=1)
     return Bounds(float(elbo), float(bound))
 
