@@ -18,7 +18,7 @@ from timing import race, save, show, summarise
 
 from steingrad.data import Dataset
 from steingrad.experiments import Config
-from steingrad.experiments.train import Task
+from steingrad.experiments.training.loop import Task
 from steingrad.models import BernoulliLikelihood, mlp_vae
 from steingrad.models.resnet import UpConv
 

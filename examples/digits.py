@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from steingrad.experiments import Config, Schedule, summary, train
-from steingrad.experiments.figures import plot_curves
+from steingrad.experiments.report.figures import plot_curves
 
 
 def main() -> None:

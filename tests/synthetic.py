@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from steingrad.data.sources import SOURCES
 from steingrad.experiments import Config, Run
-from steingrad.experiments.grid import Entry, experiments
+from steingrad.experiments.paper.grid import Entry, experiments
 
 
 def data_files(dataset: str) -> dict[str, str]:

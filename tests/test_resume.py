@@ -10,7 +10,7 @@ import pytest
 
 from marks import slow
 from steingrad.experiments import Config, Run, RunError, Schedule, train
-from steingrad.experiments.train import _environments
+from steingrad.experiments.training.loop import _environments
 
 SMALL = Config(
     steps=60, layer_sizes=(6,), hidden=(8,), surrogate_hidden=5, batch_size=20, bound_samples=5

@@ -12,12 +12,13 @@ import pytest
 from rich.console import Console
 
 from steingrad.cli import main
-from steingrad.experiments import Config, ConfigError, Run, Schedule, grid, train
-from steingrad.experiments.costs import Costs
-from steingrad.experiments.engines import Processes, RayCluster
-from steingrad.experiments.plan import Selection, plan, summary_line, table
-from steingrad.experiments.sweep import sweep
-from steingrad.experiments.worker import Job, attempt, exclusive
+from steingrad.experiments import Config, ConfigError, Run, Schedule, train
+from steingrad.experiments.paper import grid
+from steingrad.experiments.sweeps.costs import Costs
+from steingrad.experiments.sweeps.engines import Processes, RayCluster
+from steingrad.experiments.sweeps.plan import Selection, plan, summary_line, table
+from steingrad.experiments.sweeps.sweep import sweep
+from steingrad.experiments.sweeps.worker import Job, attempt, exclusive
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -201,7 +202,7 @@ class TestSweep:
         assert "config.json is damaged" in broken["run"]
 
     def test_one_process_for_each_run(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("steingrad.experiments.worker.LOCK_SECONDS", 0)
+        monkeypatch.setattr("steingrad.experiments.sweeps.worker.LOCK_SECONDS", 0)
         with exclusive(tmp_path / "run"):
             problem = attempt(Job(SMALL, tmp_path / "run"))
         assert problem is not None

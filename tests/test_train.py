@@ -28,8 +28,8 @@ from steingrad.experiments import (
     summary,
     train,
 )
-from steingrad.experiments.step import DECAY, Batches, grad_variance
-from steingrad.experiments.train import Task
+from steingrad.experiments.training.loop import Task
+from steingrad.experiments.training.step import DECAY, Batches, grad_variance
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

@@ -30,15 +30,15 @@ from .experiments import (
     paper_settings,
     train,
 )
-from .experiments.costs import Costs
 from .experiments.display import duration
-from .experiments.engines import Engine, Processes, RayCluster
-from .experiments.figures import image_grid, save_image
-from .experiments.grid import seeds_slug, task_slug
-from .experiments.plan import Selection, plan, seconds_left, summary_line, table
+from .experiments.paper.grid import seeds_slug, task_slug
 from .experiments.report import write_report
-from .experiments.sweep import sweep
-from .experiments.train import evaluation_key
+from .experiments.report.figures import image_grid, save_image
+from .experiments.sweeps.costs import Costs
+from .experiments.sweeps.engines import Engine, Processes, RayCluster
+from .experiments.sweeps.plan import Selection, plan, seconds_left, summary_line, table
+from .experiments.sweeps.sweep import sweep
+from .experiments.training.loop import evaluation_key
 from .models import reconstruct, sample_images
 
 DataDir = Annotated[

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from ..grid import Entry, Experiment, experiments, run_name
+from ..paper.grid import Entry, Experiment, experiments, run_name
 from .collect import Collection, Group, StoredRun
 from .curves import experiment_figures
 from .notes import budget

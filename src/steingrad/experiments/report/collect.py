@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..config import Config, ConfigError, from_json, to_json
-from ..grid import run_name
-from ..runs import Run, RunError
+from ..paper.grid import run_name
+from ..training.config import Config, ConfigError, from_json, to_json
+from ..training.runs import Run, RunError
 from .datafiles import is_published
 
 FORMAT = 1

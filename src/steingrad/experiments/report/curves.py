@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..config import Config
-from ..figures import METRICS, Curve
-from ..grid import Entry, Experiment, published_variances
+from ..paper.grid import Entry, Experiment, published_variances
+from ..training.config import Config
 from .collect import Group
+from .figures import METRICS, Curve
 from .notes import budget, data_notes
 from .numbers import LOWER_IS_BETTER, Estimate, fixed, name_of, plural, significant, task_name
 from .parts import Block, Cell, Figure, Table

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ..grid import Entry
+from ..paper.grid import Entry
 from .collect import Group
 from .numbers import PAPER_SEEDS, PAPER_STEPS, plural
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ..config import Config
-from ..grid import Published
+from ..paper.grid import Published
+from ..training.config import Config
 
 ESTIMATORS = {
     "reinforce": "REINFORCE",

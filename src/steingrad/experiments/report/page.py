@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 from html import escape
 
-from ..figures import LOGARITHMIC, METRICS, START
+from .figures import LOGARITHMIC, METRICS, START
 from .parts import Cell, Figure, Report, Section, Table
 
 PAGE = """<!doctype html>

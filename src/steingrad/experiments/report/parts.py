@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ..figures import Curve
+from .figures import Curve
 
 
 @dataclasses.dataclass(frozen=True)

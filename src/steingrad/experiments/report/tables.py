@@ -3,8 +3,8 @@
 import itertools
 from collections.abc import Mapping, Sequence
 
-from ..config import Config
-from ..grid import Entry, Experiment
+from ..paper.grid import Entry, Experiment
+from ..training.config import Config
 from .collect import Group, key
 from .notes import budget, data_notes
 from .numbers import (

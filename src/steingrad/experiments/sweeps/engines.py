@@ -11,8 +11,8 @@ import tempfile
 from collections import deque
 from typing import IO, Any, Protocol, runtime_checkable
 
-from .config import ConfigError
-from .runs import RunError
+from ..training.config import ConfigError
+from ..training.runs import RunError
 from .worker import Job, attempt
 
 # Ray submits a run again so many times if its worker or node is lost.
@@ -71,7 +71,7 @@ class Processes:
             fraction = f"{0.75 / self.slots:.3f}"
             environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", fraction)
         process = subprocess.Popen(
-            [sys.executable, "-c", "from steingrad.experiments.worker import main; main()"],
+            [sys.executable, "-c", "from steingrad.experiments.sweeps.worker import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -12,10 +12,10 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from .. import data
-from .config import Config, ConfigError
-from .runs import RunError
-from .train import Diverged, Schedule, train
+from ... import data
+from ..training.config import Config, ConfigError
+from ..training.loop import Diverged, Schedule, train
+from ..training.runs import RunError
 
 try:
     import fcntl

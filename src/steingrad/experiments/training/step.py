@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
 
-from ..estimators import Estimator, Reinforce
-from ..models import VAE, elbo_and_grad
+from ...estimators import Estimator, Reinforce
+from ...models import VAE, elbo_and_grad
 from .config import Config
 
 # Decay of the moving averages behind `grad_variance`.

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import tyro
 from rich.table import Table
 
-from . import grid
-from .config import Config, ConfigError
+from ..display import duration
+from ..paper import grid
+from ..training.config import Config, ConfigError
+from ..training.runs import Run, RunError
 from .costs import Costs
-from .display import duration
-from .runs import Run, RunError
 
 
 @dataclasses.dataclass(frozen=True)

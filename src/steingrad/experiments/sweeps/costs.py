@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .config import Config, ConfigError
-from .runs import Run, RunError
+from ..training.config import Config, ConfigError
+from ..training.runs import Run, RunError
 
 # Milliseconds a step for each of the K samples: 28×28 images, batches of 100, two server cores.
 # Only the order of magnitude carries over to other machines, so the first runs there scale it.

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 import jax
 import tyro
 
-from .. import estimators, operators, surrogates
-from ..data import Dataset
-from ..models import VAE, BernoulliLikelihood, GaussianLikelihood, mlp_vae, resnet_vae
+from ... import estimators, operators, surrogates
+from ...data import Dataset
+from ...models import VAE, BernoulliLikelihood, GaussianLikelihood, mlp_vae, resnet_vae
 
 DatasetName = Literal["digits", "mnist", "fashion_mnist", "omniglot", "binarized_mnist"]
 LikelihoodName = Literal["bernoulli", "gaussian"]

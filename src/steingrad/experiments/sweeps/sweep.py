@@ -6,12 +6,12 @@ import time
 from collections import deque
 from pathlib import Path
 
-from .. import data
+from ... import data
+from ..display import SweepDisplay
+from ..training.loop import Schedule
 from .costs import Costs, last_lines, measured_ms
-from .display import SweepDisplay
 from .engines import Engine
 from .plan import Planned, plan, seconds_left
-from .train import Schedule
 from .worker import Job
 
 POLL_SECONDS = 0.1

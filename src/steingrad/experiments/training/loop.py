@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import data
-from ..estimators import RodeoParams
-from ..models import VAE
+from ... import data
+from ...estimators import RodeoParams
+from ...models import VAE
+from ..display import Display
 from .config import Config, differences, to_json
-from .display import Display
 from .evaluation import evaluate
 from .runs import Run, RunError, environment
 from .step import State, Trainer, grad_variance

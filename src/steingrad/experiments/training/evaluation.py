@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt8
 
-from ..models import VAE
+from ...models import VAE
 
 IMAGES_AT_A_TIME = 100
 SAMPLES_AT_A_TIME = 20

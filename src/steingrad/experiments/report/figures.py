@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from .runs import Run
+from ..training.runs import Run
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .config import Config, ConfigError, differences, paper_settings
+from ..training.config import Config, ConfigError, differences, paper_settings
 
 
 @dataclasses.dataclass(frozen=True)
