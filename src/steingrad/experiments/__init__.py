@@ -1,5 +1,6 @@
 """Experiments: training, sweeps, the paper's grid, reports."""
 
+from .paper.settings import configure as configure
 from .training import Bounds as Bounds
 from .training import Config as Config
 from .training import ConfigError as ConfigError
@@ -9,6 +10,5 @@ from .training import RunError as RunError
 from .training import Schedule as Schedule
 from .training import evaluate as evaluate
 from .training import load_trained as load_trained
-from .training import paper_settings as paper_settings
 from .training import summary as summary
 from .training import train as train

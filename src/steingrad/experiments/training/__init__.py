@@ -2,13 +2,13 @@
 
 from .config import Config as Config
 from .config import ConfigError as ConfigError
-from .config import paper_settings as paper_settings
 from .evaluation import Bounds as Bounds
 from .evaluation import evaluate as evaluate
 from .loop import Diverged as Diverged
-from .loop import Schedule as Schedule
-from .loop import load_trained as load_trained
-from .loop import summary as summary
 from .loop import train as train
 from .runs import Run as Run
 from .runs import RunError as RunError
+from .schedule import Schedule as Schedule
+from .summary import summary as summary
+from .task import Task as Task
+from .task import load_trained as load_trained

@@ -11,6 +11,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt8
 
 from ...models import VAE
+from .step import State
+from .task import Task
 
 IMAGES_AT_A_TIME = 100
 SAMPLES_AT_A_TIME = 20
@@ -77,3 +79,28 @@ def _add_samples(
     weights = model.log_weights(y, samples=samples, key=key)
     log_sum = jax.nn.logsumexp(weights, axis=0)
     return jnp.stack([sums[0] + jnp.sum(weights, axis=0), jnp.logaddexp(sums[1], log_sum)])
+
+
+def elbos(task: Task, state: State, number: int, step: int) -> dict[str, float]:
+    """The number-th seed's ELBO on the training and validation splits, one sample an image."""
+    model, key = task.model(state, number), evaluation_key(task.config.seeds[number], step)
+    return {
+        f"{split}_elbo": evaluate(model, getattr(task.dataset, split), 1, key).elbo
+        for split in ("train", "valid")
+    }
+
+
+def final_bounds(task: Task, state: State, number: int) -> dict[str, float]:
+    """What is known of the number-th seed at the end of its run."""
+    config = task.config
+    found = elbos(task, state, number, config.steps)
+    model, key = task.model(state, number), evaluation_key(config.seeds[number], config.steps)
+    for split in ("valid", "test"):
+        images = getattr(task.dataset, split)
+        found[f"{split}_bound"] = evaluate(model, images, config.bound_samples, key).bound
+        found[f"{split}_bound_k"] = evaluate(model, images, config.samples, key).bound
+    return found
+
+
+def evaluation_key(seed: int, step: int) -> PRNGKeyArray:
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 3), step)

@@ -16,13 +16,9 @@ import equinox as eqx
 import jax
 
 from .config import Config, from_json, to_json
+from .stored import FORMAT, RunError, to_present
 
-FORMAT = 1
 KEEP = 2
-
-
-class RunError(RuntimeError):
-    """A run folder that cannot be used as asked."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -39,7 +35,7 @@ class Run:
     """A run folder.
 
     >>> import tempfile
-    >>> run = Run.create(Path(tempfile.mkdtemp()) / "first", Config(steps=5), {"digits": "1234"})
+    >>> run = Run.create(Path(tempfile.mkdtemp()) / "first", Config(steps=5), {"digits": "1234"}, {"digits": True})
     >>> run.append({"step": 5, "seed": 1, "train_elbo": -20.5})
     >>> [line["train_elbo"] for line in run.metrics()], run.config.steps, run.status
     ([-20.5], 5, 'running')
@@ -49,7 +45,7 @@ class Run:
         self.path = Path(path)
         try:
             self.record = json.loads((self.path / "config.json").read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise RunError(
                 f"{self.path} is not a run: it has no config.json. Name the folder that "
                 "`steingrad train` wrote."
@@ -58,26 +54,45 @@ class Run:
             raise RunError(f"{self.path / 'config.json'} is damaged: {error}.") from None
         if not isinstance(self.record, dict) or not isinstance(self.record.get("config"), dict):
             raise RunError(f"{self.path / 'config.json'} was not written by `steingrad train`.")
-        self.config = from_json(self.record["config"])
+        try:
+            present = to_present(self.record)
+        except RunError as error:
+            raise RunError(f"{self.path / 'config.json'}: {error}") from None
+        self.config = from_json(present["config"])
+        self.published: Mapping[str, bool | None] = present["published"]
 
     @classmethod
-    def create(cls, path: Path, config: Config, data_files: Mapping[str, str]) -> "Run":
-        """A new run in an empty or absent folder."""
-        if (path / "config.json").exists():
-            raise RunError(
-                f"{path} holds a run already. Go on with it with --resume, or name another folder "
-                "with --out."
-            )
+    def create(
+        cls,
+        path: Path,
+        config: Config,
+        data_files: Mapping[str, str],
+        published: Mapping[str, bool],
+    ) -> "Run":
+        """A new run in an empty or absent folder.
+
+        Of each data file the record has the SHA-256, and whether it is the published one.
+        """
+        cls.refuse_existing(path)
         path.mkdir(parents=True, exist_ok=True)
         record = {
             "format": FORMAT,
             "status": "running",
             "config": to_json(config),
             "data_files": dict(data_files),
+            "published": dict(published),
             "environment": environment(),
         }
         write_atomically(path / "config.json", json.dumps(record, indent=2).encode())
         return cls(path)
+
+    @staticmethod
+    def refuse_existing(path: Path) -> None:
+        """Raise if there is a run in this folder."""
+        if (path / "config.json").exists():
+            raise RunError(
+                f"{path} holds a run already. Go on with it (resume), or name another folder."
+            )
 
     @property
     def status(self) -> str:
@@ -88,7 +103,7 @@ class Run:
         """Change fields of `config.json`, such as `status`."""
         self.record = {**self.record, **fields}
         write_atomically(self.path / "config.json", json.dumps(self.record, indent=2).encode())
-        self.config = from_json(self.record["config"])
+        self.config = from_json(to_present(self.record)["config"])
 
     def append(self, metrics: Mapping[str, Any]) -> None:
         with (self.path / "metrics.jsonl").open("a") as file:
@@ -150,9 +165,14 @@ def _read_checkpoint(path: Path, like: Any) -> tuple[int, Any]:
     header_line, _, payload = path.read_bytes().partition(b"\n")
     try:
         header = json.loads(header_line)
-        step, checksum = header["step"], header["sha256"]
+        form, step, checksum = header["format"], header["step"], header["sha256"]
     except (ValueError, KeyError, TypeError):
         raise RunError(f"The checkpoint {path} is damaged: its header cannot be read.") from None
+    if form != FORMAT:
+        raise RunError(
+            f"The checkpoint {path} has format {form}, which only the version of steingrad that "
+            f"wrote it can read; this one reads {FORMAT}."
+        )
     if hashlib.sha256(payload).hexdigest() != checksum:
         raise RunError(f"The checkpoint {path} is damaged: its checksum does not match.")
     try:
