@@ -66,7 +66,8 @@ def _rodeo(samples: int, given: Mapping[str, Any], context: int) -> Estimator:
 
 
 def _modified_relax(samples: int, given: Mapping[str, Any], context: int) -> Estimator:
-    return estimators.ModifiedRelax(samples, surrogate=_surrogate(given))
+    surrogate = _module(surrogates.MLPSurrogate, given, SURROGATE_FIELDS)
+    return estimators.ModifiedRelax(samples, surrogate)
 
 
 def _reinforce(samples: int, given: Mapping[str, Any], context: int) -> Estimator:

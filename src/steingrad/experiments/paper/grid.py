@@ -1,4 +1,4 @@
-"""The paper's experiments, from `paper/grid.toml`, and its numbers, from `paper/results.csv`."""
+"""The paper's experiments, from `grid.toml`, and its numbers, from `results.csv`."""
 
 import csv
 import dataclasses
@@ -9,7 +9,9 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..training.config import Config, ConfigError, differences, paper_settings
+from ..estimators import DESCRIPTIONS
+from ..training.config import Config, ConfigError
+from .settings import configure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,13 +96,8 @@ def _multiply(block: dict[str, Any]) -> Iterator[Entry]:
     lists = [value if isinstance(value, list) else [value] for value in block.values()]
     for values in itertools.product(*lists):
         settings = dict(zip(block, values, strict=True))
-        label = settings.pop("label", settings["estimator"])
-        layers = settings.pop("layers", 1)
-        likelihood, network = (
-            settings.get(name, getattr(Config, name)) for name in ("likelihood", "network")
-        )
-        paper = paper_settings(settings["dataset"], likelihood, layers, network)
-        yield Entry(label, Config(**{**paper, **settings}))
+        label = settings.pop("label", DESCRIPTIONS[settings["estimator"]].label)
+        yield Entry(label, configure(preset="paper", **settings))
 
 
 @functools.cache
@@ -135,40 +132,6 @@ def published_variances() -> dict[Config, tuple[int, float]]:
     return published
 
 
-def task_slug(config: Config) -> str:
-    """What is estimated, and how.
-
-    >>> task_slug(Config(dataset="mnist", layer_sizes=(200, 200), estimator="disarm"))
-    'mnist-bernoulli-layers2-disarm-k2'
-    """
-    layers = f"layers{len(config.layer_sizes)}" if len(config.layer_sizes) > 1 else ""
-    parts = (config.dataset, config.likelihood, layers, config.estimator, f"k{config.samples}")
-    return "-".join(part for part in parts if part)
-
-
-def seeds_slug(config: Config) -> str:
-    return "seed" + "+".join(map(str, config.seeds))
-
-
-def run_name(config: Config) -> str:
-    """A folder name for a configuration: its task, and whatever differs from the paper's settings.
-
-    The number of steps is no part of it, so that a larger budget goes on with the same run.
-
-    >>> run_name(Config(dataset="mnist", operator="mpf", damping=1e-3, seeds=(1,)))
-    'mnist-bernoulli-rodeo-k2-operator=mpf-damping=0.001-seed1'
-    """
-    layers = len(config.layer_sizes)
-    paper = paper_settings(config.dataset, config.likelihood, layers, config.network)
-    plain = Config(dataset=config.dataset, likelihood=config.likelihood, **paper)
-    parts = [task_slug(config)]
-    for name, (_, given) in differences(plain, config).items():
-        if name not in ("estimator", "samples", "steps", "seeds", "bound_samples"):
-            text = "+".join(map(str, given)) if isinstance(given, tuple) else str(given)
-            parts.append(f"{name.strip('_')}={text}")
-    return "-".join([*parts, seeds_slug(config)])
-
-
 def find(name: str) -> Experiment:
     """An experiment by name."""
     known = experiments()
@@ -178,4 +141,4 @@ def find(name: str) -> Experiment:
 
 
 def _file(name: str) -> str:
-    return (importlib.resources.files("steingrad.experiments") / "paper" / name).read_text()
+    return (importlib.resources.files("steingrad.experiments.paper") / name).read_text()

@@ -19,6 +19,9 @@ class Cell:
     """Shown when the pointer rests on it."""
 
 
+NOTHING = Cell("–")
+
+
 @dataclasses.dataclass(frozen=True)
 class Block:
     """Rows under a common heading (none: an empty one)."""
@@ -59,10 +62,14 @@ class Section:
     title: str
     parts: tuple[Table | Figure, ...]
     before: tuple[str, ...] = ()
+    aside: bool = False
+    """Not one of the results that a summary is made of."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
     title: str
     before: tuple[str, ...]
+    brief: tuple[str, ...]
+    """Those of the sentences before that a summary has, too."""
     sections: tuple[Section, ...]

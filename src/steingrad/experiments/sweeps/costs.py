@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..estimators import DESCRIPTIONS
 from ..training.config import Config, ConfigError
 from ..training.runs import Run, RunError
 
 # Milliseconds a step for each of the K samples: 28×28 images, batches of 100, two server cores.
 # Only the order of magnitude carries over to other machines, so the first runs there scale it.
 MS_PER_SAMPLE = {"mlp": 2.25, "resnet": 320.0}
-RELATIVE = {"double_cv": 1.1, "rebar": 1.2, "relax": 1.3, "local_expectation": 40.0}
-# What RODEO's surrogate adds for each pair of samples and each layer.
-MS_PER_PAIR = 0.8
 # Start and compilation, for each seed; then the bounds at the end, for each sample of an image.
 OVERHEAD_SECONDS = 10.0
 BOUND_MS = {"mlp": 0.01, "resnet": 0.8}
@@ -24,11 +22,10 @@ TAIL_BYTES = 16_384
 
 def rough_ms(config: Config) -> float:
     """Milliseconds a step on two cores, where nothing of the kind was ever measured."""
-    ms = MS_PER_SAMPLE[config.network] * config.samples * len(config.layer_sizes)
-    ms *= RELATIVE.get(config.estimator, 1.0)
-    if config.estimator == "rodeo":
-        ms += MS_PER_PAIR * config.samples * (config.samples - 1) * len(config.layer_sizes)
-    return ms * len(config.seeds)
+    estimator = DESCRIPTIONS[config.estimator]
+    ms = MS_PER_SAMPLE[config.network] * config.samples * estimator.cost
+    ms += estimator.pair_ms * config.samples * (config.samples - 1)
+    return ms * len(config.layer_sizes) * len(config.seeds)
 
 
 def last_lines(folder: Path) -> list[dict[str, Any]]:
@@ -66,8 +63,8 @@ def _kind(config: Config) -> Config:
         likelihood="bernoulli",
         steps=1,
         bound_samples=1,
-        learning_rate=1.0,
-        cv_learning_rate=1.0,
+        learning_rate=Config.learning_rate,
+        cv_learning_rate=Config.cv_learning_rate,
         seeds=tuple(range(len(config.seeds))),
     )
 

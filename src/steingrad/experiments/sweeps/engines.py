@@ -116,9 +116,7 @@ def _problem(job: Job, code: int, output: str, errors: str) -> str | None:
         with (job.folder / "errors.log").open("a") as file:
             file.write(errors)
     if code == -getattr(signal, "SIGKILL", 9):
-        return (
-            "The worker was killed (SIGKILL). If nobody did, memory ran out: try fewer --workers."
-        )
+        return "The worker was killed (SIGKILL). If nobody did, memory ran out: try fewer workers."
     how = f"by signal {-code}" if code < 0 else f"with code {code}"
     last = errors.strip().splitlines()[-1:] or ["it left no message"]
     return f"The worker ended {how}: {last[0]}"
@@ -132,7 +130,7 @@ class RayCluster:
             import ray  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise ConfigError(
-                "--engine ray needs an extra: pip install 'steingrad[ray]'."
+                "The engine ray needs an extra: pip install 'steingrad[ray]'."
             ) from None
         if workers is not None:
             _at_least_one(workers)
@@ -186,5 +184,5 @@ class RayCluster:
 
 def _at_least_one(workers: int) -> int:
     if workers < 1:
-        raise ConfigError(f"--workers must be 1 or more, not {workers}.")
+        raise ConfigError(f"workers must be 1 or more, not {workers}.")
     return workers

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from ..display import duration
 from ..paper import grid
+from ..paper.settings import run_name
 from ..training.config import Config, ConfigError
 from ..training.runs import Run, RunError
 from .costs import Costs
@@ -57,7 +58,7 @@ class Selection:
             for value in asked:
                 if value not in there:
                     raise ConfigError(
-                        f"--{option} {value} is in no run of {', '.join(self.names)}. There are: "
+                        f"{option} {value} is in no run of {', '.join(self.names)}. There are: "
                         f"{', '.join(map(str, there))}."
                     )
             kept = [config for config in kept if feature(config) in asked]
@@ -95,7 +96,7 @@ class Selection:
                 for config in configs
                 if number < len(config.seeds)
             ]
-        return {grid.run_name(config): config for config in configs}
+        return {run_name(config): config for config in configs}
 
 
 @dataclasses.dataclass(frozen=True)

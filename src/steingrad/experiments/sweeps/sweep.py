@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ... import data
 from ..display import SweepDisplay
-from ..training.loop import Schedule
+from ..training.schedule import Schedule
 from .costs import Costs, last_lines, measured_ms
 from .engines import Engine
 from .plan import Planned, plan, seconds_left

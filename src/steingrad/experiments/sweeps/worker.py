@@ -14,8 +14,9 @@ from pathlib import Path
 
 from ... import data
 from ..training.config import Config, ConfigError
-from ..training.loop import Diverged, Schedule, train
+from ..training.loop import Diverged, train
 from ..training.runs import RunError
+from ..training.schedule import Schedule
 
 try:
     import fcntl

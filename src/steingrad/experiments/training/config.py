@@ -22,6 +22,8 @@ class Owner(NamedTuple):
     name: str
     there: Callable[[Mapping[str, Any]], bool]
     """Whether these settings have it."""
+    example: tuple[str, str] | None = None
+    """A setting and its value, if that is what it takes."""
 
 
 def chosen(name: str, *values: str) -> Owner:
@@ -30,7 +32,13 @@ def chosen(name: str, *values: str) -> Owner:
     def there(settings: Mapping[str, Any]) -> bool:
         return belongs(name, settings) and value_of(name, settings) in values
 
-    return Owner(f"{name} {' or '.join(values)}", there)
+    listed = " or ".join([", ".join(values[:-1]), values[-1]] if values[1:] else values)
+    return Owner(f"{name} {listed}", there, (name, values[0]))
+
+
+def either(first: Owner, second: Owner) -> Owner:
+    there = lambda settings: first.there(settings) or second.there(settings)
+    return Owner(f"{first.name}, or with {second.name}", there, first.example)
 
 
 SEVERAL_LAYERS = Owner("several layers", lambda settings: len(settings["layer_sizes"]) > 1)
@@ -61,7 +69,7 @@ def _kind(kinds: Mapping[str, type], part: str) -> Callable[[Any], str]:
 
 
 RODEO = chosen("estimator", "rodeo")
-NETWORK = chosen("surrogate", "mlp", "pooled")
+NETWORK = either(chosen("surrogate", "mlp", "pooled"), chosen("estimator", "modified_relax"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +132,7 @@ class Config:
         None,
         "RODEO: the stand-in for f at the neighbours (paper: mlp).",
         choices=tuple(SURROGATES),
-        owner=chosen("estimator", "rodeo", "modified_relax"),
+        owner=RODEO,
         read=_kind(SURROGATES, "surrogate"),
     )
     surrogate_hidden: int | None = setting(
@@ -225,11 +233,6 @@ class Config:
     def _of_estimator(cls) -> list[str]:
         return [f.name for f in dataclasses.fields(cls) if f.metadata["read"]]
 
-    @property
-    def label(self) -> str:
-        """The estimator as tables and figures write it."""
-        return DESCRIPTIONS[self.estimator].label
-
     def build_estimators(self, pixels: int) -> tuple[Estimator, ...]:
         """One for each stochastic layer, whose context is what lies below it."""
         below = (pixels, *self.layer_sizes[:-1])
@@ -270,6 +273,19 @@ def value_of(name: str, settings: Mapping[str, Any]) -> Any:
     if settings[name] is not None or read is None:
         return settings[name]
     return read(build_estimator(settings))
+
+
+def default_of(name: str) -> Any:
+    """A setting's default where it belongs, by `Config` or by the library.
+
+    >>> default_of("steps"), default_of("operator"), default_of("damping")
+    (10000, 'gibbs', 0.0)
+    """
+    settings, current = dict(DEFAULTS), name
+    while (owner := FIELDS[current].metadata["owner"]) and owner.example:
+        current, value = owner.example
+        settings[current] = value
+    return value_of(name, settings)
 
 
 def _check_values(settings: Mapping[str, Any]) -> None:

@@ -35,7 +35,8 @@ class Run:
     """A run folder.
 
     >>> import tempfile
-    >>> run = Run.create(Path(tempfile.mkdtemp()) / "first", Config(steps=5), {"digits": "1234"}, {"digits": True})
+    >>> path, config = Path(tempfile.mkdtemp()) / "first", Config(steps=5)
+    >>> run = Run.create(path, config, {"digits": "1234"}, {"digits": True})
     >>> run.append({"step": 5, "seed": 1, "train_elbo": -20.5})
     >>> [line["train_elbo"] for line in run.metrics()], run.config.steps, run.status
     ([-20.5], 5, 'running')

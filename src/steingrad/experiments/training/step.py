@@ -9,15 +9,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
 
-<<<<<<< HEAD:src/steingrad/experiments/training/step.py
-from ...estimators import Estimator, Reinforce
-from ...models import VAE, elbo_and_grad
-=======
 from ...cv_optimizer import cv_optimizer
 from ...distributions import Bernoulli
 from ...estimators import Estimator
 from ...models import VAE, elbo_and_grad
->>>>>>> origin/main:src/steingrad/experiments/step.py
 from .config import Config
 
 # Decay of the moving averages behind `grad_variance`.

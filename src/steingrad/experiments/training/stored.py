@@ -32,7 +32,7 @@ def _from_1(record: Mapping[str, Any]) -> dict[str, Any]:
     a setting of RELAX; and a run folder did not say which data files were published."""
     config = dict(record["config"])
     if config.pop("relax_surrogate"):
-        config.update(estimator="modified_relax", surrogate="mlp")
+        config["estimator"] = "modified_relax"
     used = {name: value for name, value in config.items() if belongs(name, {**DEFAULTS, **config})}
     known = {name: _known(name, sha256) for name, sha256 in record["data_files"].items()}
     return {**record, "config": used, "published": record.get("published", known)}

@@ -38,9 +38,7 @@ class Task:
         # Shapes only: the arrays come with each state.
         model = eqx.filter_eval_shape(partial(config.build_model, dataset), jax.random.key(0))
         estimators = config.build_estimators(dataset.train.shape[1])
-        return cls(
-            config, dataset, Trainer(config, model, estimators, steps_per_dispatch(config))
-        )
+        return cls(config, dataset, Trainer(config, model, estimators, steps_per_dispatch(config)))
 
     def initial_state(self) -> State:
         """The state before the first step; with several seeds each array begins with their axis."""

@@ -1,0 +1,132 @@
+"""Runs of one's own, which belong to no experiment of the paper: how they compare."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..estimators import DESCRIPTIONS
+from ..training.config import FIELDS, Config, belongs, value_of
+from .collect import Group
+from .curves import mean_curve
+from .metrics import METRICS, is_best
+from .notes import data_notes
+from .numbers import DATASETS, Estimate
+from .parts import Block, Cell, Figure, Section, Table
+
+CURVES = ("grad_variance", "objective")
+COLUMNS = ("train_elbo", "test_bound", "grad_variance", "ms_per_step")
+# What the groups of a collection do not tell apart, or what the section's title says.
+TOLD = ("dataset", "likelihood", "steps", "seeds", "bound_samples")
+
+
+def own_sections(groups: Sequence[Group], beside_paper: bool) -> list[Section]:
+    """A section for each dataset and likelihood: curves, what they come to, settings."""
+    tasks: dict[tuple[str, str], list[Group]] = {}
+    for group in groups:
+        tasks.setdefault((group.config.dataset, group.config.likelihood), []).append(group)
+    sections = []
+    for (dataset, likelihood), members in tasks.items():
+        title = f"{DATASETS[dataset]}, {likelihood.capitalize()} likelihood"
+        name = f"own-{dataset}-{likelihood}"
+        before = ("They belong to no experiment of the paper.",) if beside_paper else ()
+        heading = f"Other runs: {title}" if beside_paper else title
+        sections.append(Section(name, heading, _parts(name, members), before, beside_paper))
+    return sections
+
+
+def _parts(name: str, groups: Sequence[Group]) -> tuple[Table | Figure, ...]:
+    changed = differing([group.config for group in groups])
+    labels = {group.config: label(group.config, changed) for group in groups}
+    estimators = {group.config.estimator for group in groups}
+    curves = []
+    for number, group in enumerate(groups):
+        known = len(estimators) == len(groups)  # then each looks as in every other figure
+        style = DESCRIPTIONS[group.config.estimator].style if known else number
+        curve = mean_curve(labels[group.config], style, group, CURVES)
+        curves += [] if curve is None else [curve]
+    table = _numbers(groups, labels)
+    first = Figure(name, "Curves", CURVES, tuple(curves), table) if curves else table
+    return (first, _settings(groups, labels, changed))
+
+
+def differing(configs: Sequence[Config]) -> list[str]:
+    """The settings that differ wherever they do anything."""
+    found = []
+    for name in FIELDS:
+        values = {value_of(name, vars(config)) for config in configs if belongs(name, vars(config))}
+        if len(values) > 1 and name not in TOLD:
+            found.append(name)
+    return found
+
+
+def label(config: Config, changed: Sequence[str]) -> str:
+    """The estimator, and what else tells this configuration from the others.
+
+    >>> label(Config(samples=3, operator="mpf"), ["samples", "operator"])
+    'RODEO, K = 3, operator mpf'
+    """
+    parts = [DESCRIPTIONS[config.estimator].label]
+    for name in changed:
+        if name == "samples":
+            parts.append(f"K = {config.samples}")
+        elif name != "estimator" and belongs(name, vars(config)):
+            parts.append(f"{name.strip('_').replace('_', ' ')} {_shown(config, name)}")
+    return ", ".join(parts)
+
+
+def _shown(config: Config, name: str) -> str:
+    value: Any = value_of(name, vars(config))
+    if name == "estimator":
+        return DESCRIPTIONS[value].label
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "none"
+    return "all" if value is None else str(value)
+
+
+def _numbers(groups: Sequence[Group], labels: Mapping[Config, str]) -> Table:
+    numbers = {
+        group.config: {metric: Estimate.of(group.values(metric)) for metric in COLUMNS}
+        for group in groups
+    }
+    rows = []
+    for group in groups:
+        cells = [Cell(f"{group.steps:,}"), Cell(str(len(group.seeds)))]
+        rivals = [numbers[other.config] for other in groups if other.steps == group.steps]
+        for metric, number in numbers[group.config].items():
+            if number is None:
+                cells.append(Cell("–"))
+                continue
+            best = is_best(metric, number, [rival[metric] for rival in rivals])
+            cells.append(Cell(METRICS[metric].show(number), best=best))
+        rows.append((labels[group.config], tuple(cells)))
+    columns = ("", "Steps", "Seeds", *(METRICS[metric].title for metric in COLUMNS))
+    notes = tuple(data_notes([(group.config, group) for group in groups])[1])
+    return Table("", columns, (Block("", tuple(rows)),), after=notes)
+
+
+def _settings(
+    groups: Sequence[Group], labels: Mapping[Config, str], changed: Sequence[str]
+) -> Table:
+    """What differs; what all have in common is a sentence."""
+    configs = [group.config for group in groups]
+    rows = tuple(
+        (
+            labels[config],
+            tuple(
+                Cell(_shown(config, name) if belongs(name, vars(config)) else "–")
+                for name in changed
+            ),
+        )
+        for config in configs
+    )
+    common = [
+        f"{name.strip('_').replace('_', ' ')} {_shown(configs[0], name)}"
+        for name in FIELDS
+        if name not in (*TOLD, *changed) and all(belongs(name, vars(config)) for config in configs)
+    ]
+    sentence = f"{'In common' if changed else 'All settings'}: {', '.join(common)}."
+    columns = ("", *(name.strip("_").replace("_", " ") for name in changed))
+    blocks = (Block("", rows),) if changed else ()
+    title = "Settings that differ" if changed else "Settings"
+    return Table(title, columns, blocks, after=(sentence,), words=True)
