@@ -1,5 +1,7 @@
 """Interrupted, killed, damaged: a run goes on and ends with the same numbers."""
 
+import dataclasses
+import json
 import shutil
 import signal
 import subprocess
@@ -9,30 +11,13 @@ import time
 import pytest
 
 from marks import slow
-from steingrad.experiments import Config, Run, RunError, Schedule, train
-from steingrad.experiments.training.loop import _environments
-
-SMALL = Config(
-    steps=60, layer_sizes=(6,), hidden=(8,), surrogate_hidden=5, batch_size=20, bound_samples=5
-)
-SCHEDULE = Schedule(report_every=20, checkpoint_every=20)
-
-
-pytestmark = pytest.mark.usefixtures("standard_promotion")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, standard_promotion):
-    return train(SMALL, tmp_path_factory.mktemp("runs") / "small", schedule=SCHEDULE, quiet=True)
-
-
-def lines(run):
-    """The metrics without what the clock says."""
-    return [{k: v for k, v in line.items() if k != "ms_per_step"} for line in run.metrics()]
+from small_runs import SCHEDULE, SMALL, lines
+from steingrad.experiments import Run, RunError, Schedule, train
+from steingrad.experiments.training.resume import environments
 
 
 def command(*arguments):
-    return [sys.executable, "-m", "steingrad.cli", *map(str, arguments)]
+    return [sys.executable, "-m", "steingrad", *map(str, arguments)]
 
 
 def test_kill_and_resume(tmp_path):
@@ -111,9 +96,47 @@ def test_what_was_final_stays_when_a_run_is_extended(trained, tmp_path):
 def test_going_on_elsewhere_is_recorded(trained, tmp_path, monkeypatch):
     run = copy_of(trained, tmp_path / "run")
     before = run.record["environment"]
-    assert _environments(run, 60) == {}
+    assert environments(run, 60) == {}
     monkeypatch.setenv("PJRT_NPROC", "7")
-    assert _environments(run, 60) == {
+    assert environments(run, 60) == {
         "environment": {**before, "cores": 7},
         "earlier": [{"until_step": 60, "environment": before}],
     }
+
+
+def test_cutting_and_resuming_change_nothing(trained, tmp_path):
+    """Other dispatches, and a stop after 20 steps: the same numbers to the last bit."""
+    short = dataclasses.replace(SMALL, steps=20)
+    train(short, tmp_path / "run", schedule=Schedule(20, 10), quiet=True)
+    resumed = train(SMALL, tmp_path / "run", schedule=Schedule(20, 7), resume=True, quiet=True)
+    at_20 = {"step": 20, "seed": 1}
+    first, evaluation, *others = lines(resumed)
+    assert evaluation.items() >= at_20.items()  # what was final then
+    assert "test_bound" in evaluation
+    assert [first, *others] == lines(trained)
+
+
+def test_a_finished_run_is_left_alone(trained):
+    before = (trained.path / "metrics.jsonl").read_bytes()
+    again = train(SMALL, trained.path, schedule=SCHEDULE, resume=True, quiet=True)
+    assert again.status == "finished"
+    assert (trained.path / "metrics.jsonl").read_bytes() == before
+
+
+def test_another_configuration_is_refused(trained):
+    other = dataclasses.replace(SMALL, learning_rate=0.5)
+    with pytest.raises(RunError, match=r"learning_rate is 0\.001 there and 0\.5 here"):
+        train(other, trained.path, resume=True, quiet=True)
+    with pytest.raises(RunError, match=r"holds a run already.*resume"):
+        train(SMALL, trained.path, quiet=True)
+    with pytest.raises(RunError, match="step 60 already"):
+        train(dataclasses.replace(SMALL, steps=30), trained.path, resume=True, quiet=True)
+
+
+def test_a_run_of_format_1_is_not_continued(trained, tmp_path):
+    run = copy_of(trained, tmp_path / "run")
+    config = {**run.record["config"], "relax_surrogate": False}
+    (run.path / "config.json").write_text(json.dumps({**run.record, "format": 1, "config": config}))
+    assert Run(run.path).config == SMALL
+    with pytest.raises(RunError, match="begun by an earlier version"):
+        train(SMALL, run.path, resume=True, quiet=True)

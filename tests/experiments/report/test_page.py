@@ -4,10 +4,10 @@ import re
 import shutil
 
 import pytest
+from synthetic import entries, write_paper, write_run
 
 from steingrad.experiments import Config
 from steingrad.experiments.report import write_report
-from synthetic import entries, write_paper, write_run
 
 webdriver = pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By  # noqa: E402

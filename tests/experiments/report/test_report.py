@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from synthetic import entries, write_run
 
 from steingrad.cli import main
 from steingrad.experiments import Config, RunError
@@ -15,7 +16,6 @@ from steingrad.experiments.report.collect import POINTS, collect
 from steingrad.experiments.report.markdown import summary, to_markdown
 from steingrad.experiments.report.page import to_html
 from steingrad.experiments.report.parts import Cell, Figure, Report, Section, Table
-from synthetic import entries, write_run
 
 ROOT = Path(__file__).parent.parent
 MNIST = {
