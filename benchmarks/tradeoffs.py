@@ -30,7 +30,7 @@ TIMED = 48
 
 
 def settings() -> dict[str, Config]:
-    def build(estimator: Any = "rodeo", **changes: Any) -> Config:
+    def build(estimator: str = "rodeo", **changes: Any) -> Config:
         return Config("mnist", estimator=estimator, steps=STEPS, bound_samples=1, **changes)
 
     return {

@@ -86,7 +86,7 @@ class TestPage:
         assert "−101.89 ± 0.17" in row.text
         assert opened.find_elements(By.CSS_SELECTOR, "#train-elbo strong")
         assert opened.find_elements(By.CSS_SELECTOR, "#train-elbo .mark")
-        for name in ("test-bound", "hierarchical", "timing", "other-runs", "provenance"):
+        for name in ("test-bound", "hierarchical", "timing", "own-digits-bernoulli", "provenance"):
             assert opened.find_elements(By.CSS_SELECTOR, f"#{name} table"), name
         width = "return document.documentElement.scrollWidth - window.innerWidth"
         assert opened.execute_script(width) <= 0

@@ -15,9 +15,9 @@ from steingrad.experiments.report.build import build
 from steingrad.experiments.report.collect import POINTS, collect
 from steingrad.experiments.report.markdown import summary, to_markdown
 from steingrad.experiments.report.page import to_html
-from steingrad.experiments.report.parts import Cell, Figure, Report, Section, Table
+from steingrad.experiments.report.parts import Block, Cell, Figure, Report, Section, Table
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 MNIST = {
     entry.config.estimator: entry.config
     for entry in entries("train-elbo", dataset="mnist", likelihood="bernoulli", samples=2)
@@ -140,12 +140,13 @@ class TestTables:
         run = write_run(tmp_path / "run", short(entry.config))
         table = parts(report_of(tmp_path), "train-elbo").parts[0]
         assert table.columns[1] == "Omniglot †"
-        assert "could not be compared with the published file" in table.after[0]
-        mnist = write_run(tmp_path / "other", short(MNIST["rodeo"]))
-        mnist.update(data_files={"mnist/train-images-idx3-ubyte.gz": "f" * 64})
+        assert "000000000000…) is not the published file" in table.after[0]
         run.update(status="running")
+        mnist = write_run(tmp_path / "other", short(MNIST["rodeo"]))
+        name = "mnist/train-images-idx3-ubyte.gz"
+        mnist.update(data_files={name: "f" * 64}, published={name: None})
         table = parts(report_of(tmp_path), "train-elbo").parts[0]
-        assert "ffffffffffff…) is not the published file" in table.after[0]
+        assert "ffffffffffff…) could not be compared with the published file" in table.after[0]
 
 
 class TestCurves:
@@ -202,12 +203,10 @@ class TestWhatIsFound:
             "burst": "diverged, at step 20,000 of 20,000",
             "stopped": "not finished, at step 40,000 of 40,000",
         }
-        others = rows(parts(report, "other-runs").parts[0])
-        assert [cell.text for cell in others["digits-bernoulli-rodeo-k2"]][:3] == [
-            "500",
-            "1",
-            "−20.00",
-        ]
+        own = parts(report, "own-digits-bernoulli")
+        assert own.title == "Other runs: Digits, Bernoulli likelihood"
+        cells = rows(own.parts[0].table)["RODEO"]
+        assert [cell.text for cell in cells][:3] == ["500", "1", "−20.00"]
         assert rows(parts(report, "train-elbo").parts[0])["RLOO"][0].text == "–"
 
     def test_damaged_folders(self, runs):
@@ -290,10 +289,10 @@ class TestFiles:
         assert len(said) == 2
 
     def test_everything_is_escaped(self):
-        table = Table("<a>", ("<b>",), (), ("<c> & | _",))
+        table = Table("<a>", ("<b>",), (Block("", ()),), ("<c> & | _",))
         section = Section("x", "<d>", (table,))
-        page = to_html(Report("<e>", ("<f>",), (section,)))
-        text = to_markdown(Report("<e>", ("<f>",), (section,)))
+        report = Report("<e>", ("<f>",), (), (section,))
+        page, text = to_html(report), to_markdown(report)
         for letter in "abcdef":
             assert f"<{letter}>" not in page.partition("<header>")[2].partition("<script")[0]
             assert f"<{letter}>" not in text
@@ -324,9 +323,21 @@ class TestReadme:
         assert readme.read_text() == content
         assert not (tmp_path / "out").exists()
 
+    @pytest.mark.parametrize(
+        ("steps", "seeds", "says"),
+        [
+            (1_000_000, (1, 2, 3, 4, 5), "the paper's budget, 1,000,000 steps and 5 seeds."),
+            (1_000_000, (1,), "have 1,000,000 steps and 1 seed; the paper's have 1,000,000 steps"),
+        ],
+    )
+    def test_budget(self, tmp_path, steps, seeds, says):
+        write_run(tmp_path / "run", short(MNIST["rodeo"], steps, seeds))
+        text = summary(report_of(tmp_path), "results")
+        assert text.count(says) == 1 + text.count("### Gradient variance") * (len(seeds) == 1)
+        assert text.count("Numbers are means ± standard errors") == 1
+        assert "Curves are means" not in text
+
     def test_is_made_from_the_results_in_the_repository(self):
-        if not (ROOT / "results" / "results.jsonl").exists():
-            pytest.skip("there are no results in the repository yet")
         report = report_of(ROOT / "results")
         assert section(ROOT / "README.md").strip() == summary(report, "results")
         assert (ROOT / "results" / "report.md").read_text() == to_markdown(report)

@@ -92,14 +92,12 @@ def test_written_and_read(config):
 
 
 def test_unknown_stored_setting():
-    with pytest.raises(ConfigError, match="does not know: .'speed'"):
+    with pytest.raises(ConfigError, match="settings this version does not know"):
         from_json({"speed": 3})
 
 
 @pytest.mark.parametrize("name", ["report_every", "checkpoint_every", "eval_every"])
 def test_schedule(name):
     Schedule(**{name: 0})
-    with pytest.raises(
-        ConfigError, match=rf"^{name} must be 0 \(at the end only\) or more, not -1"
-    ):
+    with pytest.raises(ConfigError, match=f"^{name} must be 0 .* or more, not -1"):
         Schedule(**{name: -1})

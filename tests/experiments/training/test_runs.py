@@ -20,7 +20,7 @@ def test_format_is_checked(tmp_path):
     run = Run.create(tmp_path / "run", SMALL, {}, {})
     assert run.record["format"] == 2
     rewrite(run.path, format=99)
-    with pytest.raises(RunError, match="has format 99, and this version .* reads formats 1 to 2"):
+    with pytest.raises(RunError, match=r"has format 99, and this version .* reads formats 1 to 2"):
         Run(run.path)
 
 
@@ -95,7 +95,9 @@ def test_other_content(tmp_path, content, says):
 def test_no_folder(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "file", tmp_path / "nowhere"):
-        with pytest.raises(RunError, match="is not a run: it has no config.json. Name the folder"):
+        with pytest.raises(
+            RunError, match=r"is not a run: it has no config\.json\. Name the folder"
+        ):
             Run(path)
 
 
