@@ -9,8 +9,9 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("steingrad"):
             raise
+        package = error.name.partition(".")[0]
         sys.exit(
-            f"The command steingrad needs {error.name}, which comes with an extra: "
+            f"The command steingrad needs {package}, which comes with an extra: "
             "pip install 'steingrad[experiments]'."
         )
     command()

@@ -50,8 +50,8 @@ def test_settings_that_differ(tmp_path):
         write_run(tmp_path / str(number), config)
     (own, _) = build(collect(tmp_path)).sections
     assert rows(own.parts[1]) == {
-        "RODEO, K = 2, operator gibbs, hidden 200 200": ["RODEO", "2", "gibbs", "200 200"],
-        "RODEO, K = 2, operator mpf, hidden 200 200": ["RODEO", "2", "mpf", "200 200"],
+        "RODEO, operator gibbs": ["RODEO", "2", "gibbs", "200 200"],
+        "RODEO, operator mpf": ["RODEO", "2", "mpf", "200 200"],
         "RLOO, K = 4, hidden none": ["RLOO", "4", "–", "none"],
     }
     assert len({curve.style for curve in own.parts[0].curves}) == 3

@@ -1,5 +1,6 @@
 """Runs of one's own, which belong to no experiment of the paper: how they compare."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,8 +35,9 @@ def own_sections(groups: Sequence[Group], beside_paper: bool) -> list[Section]:
 
 
 def _parts(name: str, groups: Sequence[Group]) -> tuple[Table | Figure, ...]:
-    changed = differing([group.config for group in groups])
-    labels = {group.config: label(group.config, changed) for group in groups}
+    configs = [group.config for group in groups]
+    changed = differing(configs)
+    labels = {config: label(config, configs) for config in configs}
     estimators = {group.config.estimator for group in groups}
     curves = []
     for number, group in enumerate(groups):
@@ -58,19 +60,28 @@ def differing(configs: Sequence[Config]) -> list[str]:
     return found
 
 
-def label(config: Config, changed: Sequence[str]) -> str:
-    """The estimator, and what else tells this configuration from the others.
+def label(config: Config, configs: Sequence[Config]) -> str:
+    """The estimator, and what else tells this configuration from most of the others.
 
-    >>> label(Config(samples=3, operator="mpf"), ["samples", "operator"])
-    'RODEO, K = 3, operator mpf'
+    >>> mpf = Config(samples=3, operator="mpf")
+    >>> label(mpf, [mpf, Config(), Config(hidden=())]), label(Config(), [mpf, Config(), Config()])
+    ('RODEO, K = 3, operator mpf', 'RODEO')
     """
     parts = [DESCRIPTIONS[config.estimator].label]
-    for name in changed:
-        if name == "samples":
-            parts.append(f"K = {config.samples}")
-        elif name != "estimator" and belongs(name, vars(config)):
-            parts.append(f"{name.strip('_').replace('_', ' ')} {_shown(config, name)}")
+    for name in differing(configs):
+        if name == "estimator" or not belongs(name, vars(config)):
+            continue
+        values = Counter(_shown(other, name) for other in configs if belongs(name, vars(other)))
+        (usual, most), (_, next_most), *_ = values.most_common()
+        own = _shown(config, name)
+        if own != usual or most == next_most:
+            said = "K =" if name == "samples" else _words(name)
+            parts.append(f"{said} {own}")
     return ", ".join(parts)
+
+
+def _words(name: str) -> str:
+    return name.strip("_").replace("_", " ")
 
 
 def _shown(config: Config, name: str) -> str:
@@ -100,7 +111,11 @@ def _numbers(groups: Sequence[Group], labels: Mapping[Config, str]) -> Table:
             best = is_best(metric, number, [rival[metric] for rival in rivals])
             cells.append(Cell(METRICS[metric].show(number), best=best))
         rows.append((labels[group.config], tuple(cells)))
-    columns = ("", "Steps", "Seeds", *(METRICS[metric].title for metric in COLUMNS))
+    runs = [run for group in groups for run in group.seeds.values()]
+    samples = " or ".join(map(str, sorted({run.config.bound_samples for run in runs})))
+    titles = {metric: METRICS[metric].title for metric in COLUMNS}
+    titles["test_bound"] = f"Test bound, {samples} samples"
+    columns = ("", "Steps", "Seeds", *titles.values())
     notes = tuple(data_notes([(group.config, group) for group in groups])[1])
     return Table("", columns, (Block("", tuple(rows)),), after=notes)
 
@@ -121,12 +136,12 @@ def _settings(
         for config in configs
     )
     common = [
-        f"{name.strip('_').replace('_', ' ')} {_shown(configs[0], name)}"
+        f"{_words(name)} {_shown(configs[0], name)}"
         for name in FIELDS
         if name not in (*TOLD, *changed) and all(belongs(name, vars(config)) for config in configs)
     ]
     sentence = f"{'In common' if changed else 'All settings'}: {', '.join(common)}."
-    columns = ("", *(name.strip("_").replace("_", " ") for name in changed))
+    columns = ("", *map(_words, changed))
     blocks = (Block("", rows),) if changed else ()
     title = "Settings that differ" if changed else "Settings"
     return Table(title, columns, blocks, after=(sentence,), words=True)

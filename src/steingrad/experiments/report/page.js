@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const SPACE = "http://www.w3.org/2000/svg";
-  const WIDTH = 540, HEIGHT = 330, LEFT = 58, RIGHT = 12, TOP = 30, BOTTOM = 42;
+  const WIDTH = 540, HEIGHT = 330, LEFT = 58, RIGHT = 20, TOP = 30, BOTTOM = 42;
   const { styles: STYLES, start: START, margin: MARGIN, figures: FIGURES } =
     JSON.parse(document.getElementById("figures").textContent);
   const MARKERS = {
