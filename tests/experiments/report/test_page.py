@@ -45,7 +45,8 @@ def browser(tmp_path_factory):
 def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("report")
     write_paper(path / "runs", lines=30)
-    write_run(path / "runs" / "other", Config(steps=500), final=-20.0)
+    for name in ("rodeo", "rloo"):
+        write_run(path / "runs" / name, Config(estimator=name, steps=500), final=-20.0, lines=30)
     write_report(path / "runs", path / "out")
     return (path / "out" / "index.html").as_uri()
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..training.config import Config, ConfigError, differences
+from ..training.config import Config, ConfigError, belongs, differences
 
 STEPS = 1_000_000
 SEEDS = (1, 2, 3, 4, 5)
@@ -107,6 +107,10 @@ def unusual_settings(config: Config) -> dict[str, Any]:
         layers=len(config.layer_sizes),
     )
     told = ("steps", "seeds", "bound_samples")
-    changed = {name: given for name, (_, given) in differences(usual, config).items()}
+    changed = {
+        name: given
+        for name, (_, given) in differences(usual, config).items()
+        if belongs(name, vars(config))
+    }
     network = {"network": config.network} if config.network != Config.network else {}
     return network | {name: given for name, given in changed.items() if name not in told}
