@@ -166,6 +166,7 @@ class Bronco(Estimator):
         conditional = row.weights.astype(at.fx.dtype) * dist.num_coordinates
         size = conditional * (1 - conditional)
         if self.use_gradient:
+            assert at.dfx is not None
             linear = row.linear_change(at.dfx, at.x).astype(at.fx.dtype)
         else:
             number = cv.effect[..., 1] + ERROR * jnp.mean(cv.effect[..., 1]) + TINY
