@@ -1,0 +1,71 @@
+"""PyTorch's distributions as this library's."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch  # pyright: ignore[reportMissingImports]
+from torch import distributions as td  # pyright: ignore[reportMissingImports]
+
+from ..distributions import Bernoulli, Categorical
+
+SUPPORTED = (
+    "Pass torch.distributions.Bernoulli, OneHotCategorical or Categorical (whose samples f is "
+    "given as one-hot vectors), one of these inside Independent, or a tensor of logits of bits."
+)
+
+
+class Law(NamedTuple):
+    """A distribution as the estimators know it."""
+
+    kind: Any
+    """The class."""
+    logits: torch.Tensor
+    """Of shape `[*batch, d]` or `[*batch, d, m]`."""
+    event_shape: tuple[int, ...]
+    """The shape of a state as f is given it: all coordinates in one axis, or in several, as
+    `Independent` says."""
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return tuple(self.logits.shape[: self.logits.ndim - (1 if self.kind is Bernoulli else 2)])
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        """The shape of a state as the estimators know it."""
+        return tuple(self.logits.shape[len(self.batch_shape) :])
+
+
+def read(dist: Any) -> Law:
+    """The law of a PyTorch distribution, or of logits; raise if it has none here."""
+    whole, axes = dist, 0
+    while isinstance(dist, td.Independent):
+        axes, dist = axes + dist.reinterpreted_batch_ndims, dist.base_dist
+    if isinstance(dist, torch.Tensor):
+        kind, logits = Bernoulli, dist
+    elif type(dist) is td.Bernoulli:
+        kind, logits = Bernoulli, dist.logits
+    elif isinstance(dist, (td.OneHotCategorical, td.Categorical)):
+        kind, logits = Categorical, dist.logits
+    else:
+        name = type(whole).__name__
+        if whole is not dist:
+            name += f" of {type(dist).__name__}"
+        raise TypeError(f"The distribution was given as {name}, which has no estimate. {SUPPORTED}")
+    if not logits.is_floating_point():
+        raise TypeError(f"Logits must be floating-point, but were given as {logits.dtype}.")
+    values = tuple(logits.shape[-1:]) if kind is Categorical else ()
+    coordinates = tuple(logits.shape[: logits.ndim - len(values)])
+    if not coordinates:
+        raise ValueError(
+            f"The {type(dist).__name__} is one variable alone, with logits of shape "
+            f"{tuple(logits.shape)}, but its coordinates need an axis: pass logits"
+            f"{'.unsqueeze(-2)' if values else '.unsqueeze(-1)'}."
+        )
+    # Without Independent, the last axis: f sees all its entries at once.
+    first = len(coordinates) - max(axes, 1)
+    batch, own = coordinates[:first], coordinates[first:]
+    if not math.prod((*own, *values)):
+        raise ValueError(
+            f"Logits of shape {tuple(logits.shape)} have no coordinate: one or more are needed."
+        )
+    return Law(kind, logits.reshape(*batch, math.prod(own), *values), (*own, *values))

@@ -1,0 +1,298 @@
+"""An estimator as a module: draw in JAX, evaluate in PyTorch, estimate in JAX on the way back."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import torch  # pyright: ignore[reportMissingImports]
+from torch import nn  # pyright: ignore[reportMissingImports]
+from torch.autograd.function import once_differentiable  # pyright: ignore[reportMissingImports]
+
+from ..estimators import Estimator as JaxEstimator
+from .distributions import Law, read
+from .programs import Programs, State
+from .tensors import Surroundings, compute_dtype, draw_seeds, to_jax, to_torch
+
+BUFFERS = State("cv_numbers", "cv_counts")
+
+
+class Estimator(nn.Module):
+    r"""$E_{q_\eta}[f(x)]$ as a scalar tensor whose `backward` gives the logits the estimate.
+
+    It wraps any estimator of `steingrad`; `steingrad.torch.Bronco(...)` is short for
+    `Estimator(steingrad.Bronco(...))`. Calling it draws $K$ samples, evaluates `f` at all of them
+    in one call and returns their mean:
+
+        value = estimator(f, dist, context=None)
+
+    `f` maps states `[K, *batch, *event]` to values `[K, *batch]`, each state on its own. `dist` is
+    a `Bernoulli`, `OneHotCategorical` or `Categorical` of `torch.distributions`, where the last
+    axis of the (batch of) variables holds the coordinates of one state, one of these inside
+    `Independent`, which says how many axes do, or a tensor of logits of bits. `context` is for
+    estimators whose control variates look at more than the samples.
+
+    `backward` gives the logits the unbiased estimate, f's own parameters their gradient, both from
+    one pass through f's graph, and in training mode adapts the control variates, once for each
+    value. They are buffers, made when the estimator first meets a distribution. An estimator that
+    learns belongs to one distribution, such as one layer of a model. Random numbers come from
+    PyTorch's generator.
+
+    >>> import torch, steingrad.torch as sgt
+    >>> logits = torch.zeros(5, requires_grad=True)
+    >>> estimator = sgt.Bronco()
+    >>> value = estimator(lambda x: -((x - 0.45) ** 2).sum(-1), logits)
+    >>> (-value).backward()
+    >>> value.shape, logits.grad.shape, estimator.cv.gram.shape
+    (torch.Size([]), torch.Size([5]), (5, 3, 3))
+    """
+
+    def __init__(self, estimator: JaxEstimator, *, cv_learning_rate: Any = 1e-3):
+        super().__init__()
+        if estimator.relaxes:
+            raise TypeError(
+                f"{type(estimator).__name__} differentiates f between the states inside JAX, which "
+                "cannot look into a function of PyTorch. Rodeo, Lariat and Bronco use the gradient "
+                "of f at the samples; ModifiedRelax is a relative that does not need f there."
+            )
+        self._programs = Programs(estimator, cv_learning_rate)
+        # As the weights of any layer: fixed when it is built.
+        self._init_seeds = draw_seeds().copy()
+        self._law: tuple | None = None
+        for name in BUFFERS:
+            self.register_buffer(name, None)
+
+    @property
+    def estimator(self) -> JaxEstimator:
+        """The estimator of `steingrad` that it wraps."""
+        return self._programs.estimator
+
+    @property
+    def cv(self) -> Any:
+        """The control variates, to look at: JAX arrays, by name; `None` before the first call."""
+        if self.cv_numbers is None or self._law is None:
+            return None
+        with jax.enable_x64(self.cv_numbers.dtype == torch.float64):
+            return self._programs.tree(*self._law, State(*map(to_jax, self._state)))[0]
+
+    def extra_repr(self) -> str:
+        return repr(self.estimator)
+
+    def forward(
+        self,
+        f: Callable[[torch.Tensor], torch.Tensor],
+        dist: Any,
+        context: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        law = read(dist)
+        if context is not None and context.device != law.logits.device:
+            raise ValueError(
+                f"The context is on {context.device}, but the distribution on {law.logits.device}: "
+                "move one of them with .to(...)."
+            )
+        draw = Draw(self, f, law, context)
+        x, token = Sample.apply(law.logits, draw)
+        return draw.evaluate(x, token)
+
+    @property
+    def _state(self) -> State:
+        return State(self.cv_numbers, self.cv_counts)
+
+    def _prepare(self, law: Law) -> State | None:
+        """The control variates for a distribution, made if there are none yet."""
+        self._law = law.kind, law.state_shape
+        numbers, counts = self._programs.sizes(*self._law)
+        if not numbers:
+            return None
+        if self.cv_numbers is None:
+            fresh = self._programs.init(*self._law, self._init_seeds)
+            for name, array in zip(BUFFERS, fresh, strict=True):
+                setattr(self, name, to_torch(array, law.logits.device))
+        if (self.cv_numbers.numel(), self.cv_counts.numel()) != (numbers, counts):
+            raise ValueError(
+                f"This {type(self.estimator).__name__} has learned control variates of "
+                f"{self.cv_numbers.numel()} numbers, but with these settings and logits of shape "
+                f"{tuple(law.logits.shape)} they have {numbers}. Give each distribution an "
+                "estimator of its own, and load a state_dict into one with the same settings."
+            )
+        return self._state
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        # Buffers that are not made yet take the shape of those that are loaded.
+        for name in BUFFERS:
+            stored, here = state_dict.get(prefix + name), getattr(self, name)
+            if stored is not None and (here is None or here.shape != stored.shape):
+                setattr(self, name, torch.empty_like(stored))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _apply(self, fn, recurse=True):
+        before = self.cv_numbers
+        super()._apply(fn, recurse)
+        # Averages over many steps need single precision, in a model of half precision too.
+        if before is not None and self.cv_numbers.dtype in (torch.float16, torch.bfloat16):
+            self.cv_numbers = before.to(self.cv_numbers.device)
+        return self
+
+
+class Draw:
+    """Samples, what was evaluated at them, and the estimate, once it has been made."""
+
+    def __init__(
+        self,
+        module: Estimator,
+        f: Callable[[torch.Tensor], torch.Tensor],
+        law: Law,
+        context: torch.Tensor | None,
+    ):
+        self.module, self.f = module, f
+        self.kind, self.batch_shape, self.event_shape = law.kind, law.batch_shape, law.event_shape
+        self.device, self.dtype = law.logits.device, compute_dtype(law.logits)
+        self.context = None if context is None else context.detach().to(self.dtype)
+        self.seeds = draw_seeds()
+        with self._precision():
+            programs = module._programs
+            self.x = programs.sample(self.kind, self.seeds, to_jax(law.logits))
+            wanted = torch.is_grad_enabled() and law.logits.requires_grad
+            # A copy, so that what happens to the buffers until `backward` makes no difference.
+            state = module._prepare(law) if wanted else None
+            self.state = None if state is None else State(*(part.clone() for part in state))
+        self.surroundings = Surroundings.here(self.device) if wanted else None
+        self.needs_gradient = programs.estimator.needs_gradient
+        self.fx = self.estimate = None
+
+    def evaluate(self, x: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+        """The mean of f, and what the estimate wants to know later."""
+        version = x._version
+        fx = self._call(x)
+        if x._version != version:
+            raise RuntimeError(
+                "f changed the samples in place, but the estimate needs them as they were drawn. "
+                "Replace operations such as x.mul_(...) or x[...] = ... by ones that make a new "
+                "tensor, or begin f with x = x.clone()."
+            )
+        value = fx.mean() if fx.numel() else fx.sum()
+        if not token.requires_grad:
+            return value
+        if self.needs_gradient and not fx.requires_grad:
+            raise RuntimeError(self._detached())
+        self.fx = fx.detach().to(self.dtype, copy=True)
+        return value + token.to(value.dtype)
+
+    def gradient(
+        self, logits: torch.Tensor, dfx: torch.Tensor | None, cotangent: torch.Tensor
+    ) -> torch.Tensor:
+        """With respect to the logits; what came back through f is `cotangent` · ∇f / (K · batch)."""
+        batch = max(math.prod(self.batch_shape), 1)
+        if self.estimate is None:
+            if self.needs_gradient and dfx is None:
+                raise RuntimeError(self._detached())
+            factor = cotangent.item() / (batch * len(self.x))
+            if factor == 0 or not logits.numel():
+                return torch.zeros_like(logits)
+            if not math.isfinite(factor):
+                return torch.full_like(logits, math.nan)
+            with self._precision():
+                self.estimate = self._estimate(logits, dfx, factor)
+        return self.estimate * (cotangent / batch).to(logits.dtype)
+
+    def _estimate(self, logits, dfx, factor) -> torch.Tensor:
+        programs, module = self.module._programs, self.module
+        given = self.kind, self.seeds, to_jax(logits)
+        fx, context = to_jax(self.fx), to_jax(self.context)
+        seen = self.x, fx, to_jax(dfx), np.asarray(factor, fx.dtype), context
+        state = current = fy = None
+        if self.state is not None:
+            state = State(*map(to_jax, self.state))
+            current = State(*map(to_jax, module._state))
+        with programs.evaluating(self._callback):
+            if programs.looks_further:
+                y = to_torch(programs.further_points(*given, seen, state), self.device)
+                with self.surroundings.again():
+                    fy = torch.stack([self._again(points) for points in y])
+                fy = to_jax(fy.to(self.dtype))
+            adapting = module.training and state is not None
+            kind, seeds, logits_ = given
+            grad, following = programs.gradient(
+                kind, adapting, seeds, logits_, seen, fy, state, current
+            )
+            grad = to_torch(grad, self.device)
+        if adapting:
+            for name, array in zip(BUFFERS, following, strict=True):
+                old = getattr(module, name)
+                setattr(module, name, to_torch(array, old.device).to(old.dtype))
+        return grad
+
+    def _call(self, x: torch.Tensor) -> torch.Tensor:
+        lead = (len(self.x), *self.batch_shape)
+        fx = self.f(x.reshape(*lead, *self.event_shape))
+        name = type(fx).__name__
+        if not isinstance(fx, torch.Tensor):
+            raise TypeError(
+                f"f must return a tensor, but returned a {name}. Wrap it: torch.as_tensor(...)."
+            )
+        if fx.device != self.device:
+            raise ValueError(
+                f"f was given states on {self.device}, but returned values on {fx.device}: move "
+                "what f uses to the device of the logits with .to(...)."
+            )
+        if tuple(fx.shape) != lead:
+            raise ValueError(
+                f"f was given states of shape {(*lead, *self.event_shape)} and must return one "
+                f"number for each, of shape {lead}, but returned shape {tuple(fx.shape)}. Sum over "
+                f"the last {len(self.event_shape)} axes only. Without torch.distributions."
+                "Independent the last axis of variables holds the coordinates of one state."
+            )
+        if fx.is_complex():
+            raise TypeError(f"f must return real numbers, but returned {fx.dtype}.")
+        return fx if fx.is_floating_point() else fx.to(self.dtype)
+
+    def _again(self, x: torch.Tensor) -> torch.Tensor:
+        """f elsewhere, with the random numbers it had at the samples."""
+        with self.surroundings.again():
+            return self._call(x)
+
+    def _callback(self, x: np.ndarray) -> np.ndarray:
+        fx = self._again(torch.from_numpy(x.copy()).to(self.device))
+        return fx.to(self.dtype).cpu().numpy()
+
+    def _precision(self):
+        return jax.enable_x64(self.dtype == torch.float64)
+
+    def _detached(self) -> str:
+        return (
+            f"{type(self.module.estimator).__name__} uses the gradient of f at the samples, but "
+            "what f returned does not depend on its argument in PyTorch's graph: f detaches it "
+            "(.detach(), .item(), .numpy(), torch.no_grad), compares or rounds it. Leave that out, "
+            "or take an estimator for which values are enough: RLOO, DisARM, ARMS, Reinforce, "
+            "Bronco(use_gradient=False), Lariat(gradients=False)."
+        )
+
+
+class Sample(torch.autograd.Function):
+    """From the logits to samples, and back: a node of the graph before f.
+
+    The backward pass comes here last, with the gradient of f at the samples, made on the way to
+    f's own parameters. The second output, a zero that is added to the mean of f, brings the
+    factor that the mean has in the loss, and sees to it that the pass comes here even if nothing
+    goes through f.
+    """
+
+    @staticmethod
+    def forward(ctx, logits, draw):
+        # The draw itself keeps the array, not this tensor, which will refer to this node.
+        x = to_torch(draw.x, logits.device)
+        ctx.draw = draw
+        ctx.save_for_backward(logits)
+        ctx.set_materialize_grads(False)
+        if not draw.needs_gradient:
+            ctx.mark_non_differentiable(x)
+        return x, logits.new_zeros((), dtype=draw.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dfx, cotangent):
+        (logits,) = ctx.saved_tensors
+        if cotangent is None:
+            return None, None
+        return ctx.draw.gradient(logits, dfx, cotangent), None

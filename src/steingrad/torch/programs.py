@@ -1,0 +1,153 @@
+"""What runs in JAX: compiled once for each shape."""
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ..arrays import compute_dtype
+from ..cv_optimizer import cv_optimizer
+from ..estimators import Estimator
+from ..objective import Evaluated
+
+
+class State(NamedTuple):
+    """What an estimator learns, and its optimiser's memory, as two vectors: buffers of a module,
+    which pass between the frameworks in one piece."""
+
+    numbers: Any
+    counts: Any
+
+
+class Programs:
+    """The functions of one estimator. Immutable, so copies of a module share what is compiled."""
+
+    def __init__(self, estimator: Estimator, cv_learning_rate: Any):
+        self.estimator = estimator
+        self.cv_learning_rate = cv_learning_rate
+        self.optimizer = cv_optimizer(estimator, cv_learning_rate)
+        self.objective: Callable[[np.ndarray], np.ndarray] | None = None
+        self._sizes: dict[tuple, tuple[int, int]] = {}
+        self.init = jax.jit(self._init, static_argnums=(0, 1))
+        self.sample = jax.jit(self._sample, static_argnums=0)
+        self.further_points = jax.jit(self._further_points, static_argnums=0)
+        self.gradient = jax.jit(self._gradient, static_argnums=(0, 1))
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        return Programs, (self.estimator, self.cv_learning_rate)
+
+    @property
+    def looks_further(self) -> bool:
+        """Whether it evaluates f at points that it chooses after the samples."""
+        return type(self.estimator).further_points is not Estimator.further_points
+
+    def tree(self, kind: Any, state_shape: tuple[int, ...], state: State) -> tuple[Any, Any]:
+        """The control variates and the state of their optimiser."""
+        structs = jax.eval_shape(partial(self._fresh, kind, state_shape), np.zeros(2, np.uint32))
+        return unpack(structs, state)
+
+    def sizes(self, kind: Any, state_shape: tuple[int, ...]) -> tuple[int, int]:
+        """The lengths of the two vectors."""
+        if (kind, state_shape) not in self._sizes:
+            init = partial(self._init, kind, state_shape)
+            vectors = jax.eval_shape(init, np.zeros(2, np.uint32))
+            self._sizes[kind, state_shape] = vectors.numbers.size, vectors.counts.size
+        return self._sizes[kind, state_shape]
+
+    @contextlib.contextmanager
+    def evaluating(self, objective: Callable[[np.ndarray], np.ndarray]):
+        """`objective` is what compiled functions call where they want f itself."""
+        outer, self.objective = self.objective, objective
+        try:
+            yield
+        finally:
+            self.objective = outer
+
+    def _fresh(self, kind, state_shape, seeds):
+        cv = self.estimator.init(key_of(seeds), kind(jnp.zeros(state_shape)))
+        return cv, self.optimizer.init(cv)
+
+    def _init(self, kind, state_shape, seeds):
+        return pack(self._fresh(kind, state_shape, seeds))
+
+    def _sample(self, kind, seeds, logits):
+        # The same keys as in `Estimator.per_element`.
+        sample_key, _, _ = jax.random.split(key_of(seeds), 3)
+        return self.estimator.sample(sample_key, kind(logits))
+
+    def _further_points(self, kind, seeds, logits, seen, state):
+        dist, at, (cv, _) = self._situation(kind, seeds, logits, seen, state)
+        return self.estimator.further_points(cv, dist, at)
+
+    def _gradient(self, kind, adapting, seeds, logits, seen, fy, state, current):
+        """The estimate for each element of the batch and, if adapting, the state that follows
+        `current`, which may have moved on since the samples were drawn with `state`."""
+        dist, at, (cv, _) = self._situation(kind, seeds, logits, seen, state, fy)
+        if not adapting:
+            return self.estimator.gradient(cv, dist, at).astype(logits.dtype), None
+        grad, cv_grad = self.estimator.adapt(cv, dist, at)
+        cv, optimizer = self._unpack(dist, current)
+        updates, optimizer = self.optimizer.update(cv_grad, optimizer, cv)
+        following = pack((optax.apply_updates(cv, updates), optimizer))
+        # A step whose gradient overflowed, as under a GradScaler, leaves no trace.
+        finite = jnp.all(jnp.isfinite(following.numbers))
+        keep = lambda new, old: jnp.where(finite, new, old.astype(new.dtype))
+        return grad.astype(logits.dtype), State(*map(keep, following, current))
+
+    def _situation(self, kind, seeds, logits, seen, state, fy=None):
+        x, fx, scaled_dfx, factor, context = seen
+        dist, dfx = kind(logits), None
+        if scaled_dfx is not None:
+            # Gradients arrive with the factor that f has in the loss.
+            dfx = scaled_dfx.astype(compute_dtype(scaled_dfx)) / factor
+        _, _, own_key = jax.random.split(key_of(seeds), 3)
+        f = partial(self._call_objective, fx.dtype, dist.event_ndim)
+        at = Evaluated(x, fx, dfx, fy, f, own_key, context)
+        return dist, at, self._unpack(dist, state)
+
+    def _unpack(self, dist, state):
+        if state is None:
+            return None, None
+        shape = (*dist.parameters.shape[len(dist.batch_shape) :],)
+        return self.tree(type(dist), shape, state)
+
+    def _call_objective(self, dtype, event_ndim, x):
+        struct = jax.ShapeDtypeStruct(x.shape[: x.ndim - event_ndim], dtype)
+        call = lambda x: self.objective(np.asarray(x))  # pyright: ignore[reportOptionalCall]
+        return jax.pure_callback(call, struct, x, vmap_method="sequential")
+
+
+def key_of(seeds: Any) -> Any:
+    return jax.random.fold_in(jax.random.key(seeds[0]), seeds[1])
+
+
+def pack(tree: Any) -> State:
+    """All floating-point numbers in one vector, all others in a second."""
+    leaves = jax.tree.leaves(tree)
+    floating = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
+    # The type of what is learned: some optimisers keep single precision beside double.
+    dtype = jnp.result_type(float)
+    numbers = [jnp.ravel(leaf).astype(dtype) for leaf in leaves if floating(leaf)]
+    counts = [jnp.ravel(leaf) for leaf in leaves if not floating(leaf)]
+    join = lambda parts, dtype: jnp.concatenate([jnp.zeros(0, dtype), *parts])
+    return State(join(numbers, dtype), join(counts, jnp.int32))
+
+
+def unpack(structs: Any, state: State) -> Any:
+    """The inverse of `pack`."""
+    leaves, structure = jax.tree.flatten(structs)
+    start, out = [0, 0], []
+    for leaf in leaves:
+        which = 0 if jnp.issubdtype(leaf.dtype, jnp.floating) else 1
+        part = state[which][start[which] : start[which] + leaf.size]
+        start[which] += leaf.size
+        out.append(jnp.reshape(part, leaf.shape).astype(leaf.dtype))
+    return jax.tree.unflatten(structure, out)

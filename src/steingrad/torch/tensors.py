@@ -1,0 +1,91 @@
+"""Tensors as arrays and back, and PyTorch's random numbers."""
+
+import contextlib
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import torch  # pyright: ignore[reportMissingImports]
+
+# Types that NumPy has none of go by dlpack.
+WITHOUT_NUMPY = (torch.bfloat16,)
+
+
+def to_jax(tensor: torch.Tensor | None) -> Any:
+    """What a compiled function takes in a tensor's place, in the same memory where JAX has it.
+
+    On a CPU that is a NumPy view: JAX takes it without a copy too, in a tenth of the time that
+    dlpack takes in Python.
+    """
+    if tensor is None:
+        return None
+    tensor = tensor.detach()
+    if tensor.is_cuda and not _jax_has_cuda():
+        tensor = tensor.cpu()
+    if tensor.is_cuda or tensor.dtype in WITHOUT_NUMPY or jax.default_backend() != "cpu":
+        on_both = tensor if tensor.is_cuda else tensor.cpu()
+        return jax.dlpack.from_dlpack(on_both.contiguous())
+    return tensor.cpu().numpy()
+
+
+def to_torch(array: jax.Array, device: torch.device) -> torch.Tensor:
+    """A tensor in the array's memory, or a copy on a device that JAX does not have."""
+    # PyTorch reads at once, and what the computation read may change afterwards.
+    return torch.from_dlpack(array.block_until_ready()).to(device)
+
+
+@functools.cache
+def _jax_has_cuda() -> bool:
+    try:
+        return bool(jax.devices("cuda"))
+    except RuntimeError:
+        return False
+
+
+def compute_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """The type to compute in: the tensor's, and at least float32."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def draw_seeds() -> np.ndarray:
+    """63 random bits of PyTorch's generator, as two numbers that a key is made of."""
+    return torch.empty(1, dtype=torch.int64).random_().numpy().view(np.uint32)
+
+
+class Surroundings(NamedTuple):
+    """What a call of f depends on beside its argument: the generators and autocast."""
+
+    device: torch.device
+    states: tuple[torch.Tensor, ...]
+    autocast: tuple[bool, torch.dtype]
+
+    @classmethod
+    def here(cls, device: torch.device) -> "Surroundings":
+        kind = device.type
+        autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        return cls(device, _generator_states(device), autocast)
+
+    @contextlib.contextmanager
+    def again(self):
+        """The same random numbers and precision as there, without gradients; afterwards the
+        generators go on from where they are now."""
+        now = _generator_states(self.device)
+        enabled, dtype = self.autocast
+        _set_generator_states(self.device, self.states)
+        try:
+            with torch.no_grad(), torch.autocast(self.device.type, dtype, enabled):
+                yield
+        finally:
+            _set_generator_states(self.device, now)
+
+
+def _generator_states(device: torch.device) -> tuple[torch.Tensor, ...]:
+    own = (torch.cuda.get_rng_state(device),) if device.type == "cuda" else ()
+    return (torch.get_rng_state(), *own)
+
+
+def _set_generator_states(device: torch.device, states: tuple[torch.Tensor, ...]) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)
