@@ -6,8 +6,11 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.11 python3.12 python3.13 pytho
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# PyTorch gets an environment of its own: from the registry it brings gigabytes of GPU libraries.
+TORCH_VENV := .venv-torch
+TORCH_STAMP := $(TORCH_VENV)/.installed
 
-.PHONY: install run test test-all lint format bench docs clean
+.PHONY: install run test test-all test-torch lint format bench docs clean
 
 install: $(STAMP)
 
@@ -26,6 +29,15 @@ test: $(STAMP)
 test-all: $(STAMP)
 	$(BIN)/pytest -n 2 --dist loadfile
 
+$(TORCH_STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later was found: install one, or name it with make PYTHON=/path/to/python."; exit 1; }
+	$(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,experiments,test]'
+	touch $@
+
+test-torch: $(TORCH_STAMP)
+	$(TORCH_VENV)/bin/pytest -n 2 --dist loadfile tests/pytorch src/steingrad/torch
+
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -43,4 +55,4 @@ docs: $(STAMP)
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) site .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(TORCH_VENV) site .pytest_cache .ruff_cache

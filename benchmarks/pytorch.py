@@ -1,10 +1,11 @@
-"""The RLOO training step of the paper's VAE, written straightforwardly in PyTorch.
+"""The training step of the paper's VAE in PyTorch: by hand with RLOO, and with `steingrad.torch`.
 
-    pip install -e '.[pytorch]' && python benchmarks/pytorch.py
+    pip install -e '.[torch,experiments]' && python benchmarks/pytorch.py
 
-Side by side with ours in one process; both use all cores.
+Side by side with ours in JAX in one process; all use all cores.
 """
 
+import argparse
 import itertools
 from typing import Any
 
@@ -14,9 +15,12 @@ from steps import contestant, fake_dataset, per_step
 from timing import race, save, show, summarise
 from torch import nn  # pyright: ignore[reportMissingImports]
 
+import steingrad.torch as sgt
 from steingrad.experiments import Config
 
 STEPS = 20
+BY_HAND = "RLOO by hand"
+TARGETS = {"RLOO": 1.05, "Bronco": 1.2, "Lariat": 1.2, "Rodeo": 1.6}
 
 
 def mlp(*sizes: int) -> nn.Sequential:
@@ -27,29 +31,38 @@ def mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def torch_contestant(samples: int, steps: int = STEPS):
-    """A call that makes `steps` training steps."""
+def log_bernoulli(logits: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    shape = torch.broadcast_shapes(logits.shape, x.shape)
+    loss = nn.functional.binary_cross_entropy_with_logits
+    return -loss(logits.expand(shape), x.expand(shape), reduction="none").sum(-1)
+
+
+def torch_contestant(samples: int, estimator: sgt.Estimator | None = None, steps: int = STEPS):
+    """A call that makes `steps` training steps; without an estimator, RLOO by hand."""
     torch.manual_seed(0)
     encoder, decoder = mlp(784, 200, 200, 200), mlp(200, 200, 200, 784)
     optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=1e-3)
     images = torch.from_numpy(np.array(fake_dataset().train))
     decay, means, squares = 0.999, {}, {}
 
-    def step(batch):
-        y = torch.bernoulli(batch.float() / 255)
-        logits = encoder(y)
+    def by_hand(y, logits):
         with torch.no_grad():
             x = torch.bernoulli(torch.sigmoid(logits).expand(samples, -1, -1))
-        log_q = -nn.functional.binary_cross_entropy_with_logits(
-            logits.expand_as(x), x, reduction="none"
-        ).sum(-1)
-        outputs = decoder(x)
-        log_p = -nn.functional.binary_cross_entropy_with_logits(
-            outputs, y.expand_as(outputs), reduction="none"
-        ).sum(-1)
+        log_q, log_p = log_bernoulli(logits, x), log_bernoulli(decoder(x), y)
         f = (log_p - log_q).detach()
         advantage = f - (f.sum(0) - f) / (samples - 1)
-        loss = -(log_p + advantage * log_q).mean()
+        return (log_p + advantage * log_q).mean()
+
+    def by_estimator(y, logits):
+        fixed = logits.detach()
+        f = lambda x: log_bernoulli(decoder(x), y) - log_bernoulli(fixed, x)
+        return estimator(f, logits)  # pyright: ignore[reportOptionalCall]
+
+    elbo = by_hand if estimator is None else by_estimator
+
+    def step(batch):
+        y = torch.bernoulli(batch.float() / 255)
+        loss = -elbo(y, encoder(y))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -70,17 +83,31 @@ def torch_contestant(samples: int, steps: int = STEPS):
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, nargs="*", default=[2, 3])
+    parser.add_argument("--rounds", type=int, default=11)
+    arguments = parser.parse_args()
     results = {}
-    for samples in (2, 3):
-        contestants = {"PyTorch RLOO": torch_contestant(samples)}
+    for samples in arguments.samples:
+        # Bronco with as many evaluations: one sample, the others flips.
+        modules = {
+            "RLOO": sgt.RLOO(samples),
+            "Bronco": sgt.Bronco(1, flips=samples - 1),
+            "Lariat": sgt.Lariat(samples),
+            "Rodeo": sgt.Rodeo(samples),
+        }
+        contestants = {BY_HAND: torch_contestant(samples)}
+        for name, module in modules.items():
+            contestants[f"{name} through the bridge"] = torch_contestant(samples, module)
         for name in ("rloo", "rodeo"):
             config = Config(estimator=name, samples=samples, dataset="mnist")
-            contestants[f"steingrad {name}"] = contestant(config)[0]
-        result = summarise(per_step(race(contestants, rounds=11)), "PyTorch RLOO")
+            contestants[f"{name} in JAX"] = contestant(config)[0]
+        result = summarise(per_step(race(contestants, arguments.rounds)), BY_HAND)
+        targets = {f"{name} through the bridge": f"≤ {most}" for name, most in TARGETS.items()}
         show(
-            f"Training step, K = {samples}: ratio to RLOO in PyTorch {torch.__version__}",
+            f"Training step, K = {samples}: ratio to RLOO by hand in PyTorch {torch.__version__}",
             result,
-            {},
+            targets if samples == 2 else {},
         )
         results[f"K={samples}"] = result
     save("pytorch", {"torch": torch.__version__, **results})

@@ -56,7 +56,7 @@ class Estimator(nn.Module):
                 "cannot look into a function of PyTorch. Rodeo, Lariat and Bronco use the gradient "
                 "of f at the samples; ModifiedRelax is a relative that does not need f there."
             )
-        self._programs = Programs(estimator, cv_learning_rate)
+        self._programs = Programs.of(estimator, cv_learning_rate)
         # As the weights of any layer: fixed when it is built.
         self._init_seeds = draw_seeds().copy()
         self._law: tuple | None = None

@@ -1,6 +1,7 @@
 """What runs in JAX: compiled once for each shape."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,7 +26,14 @@ class State(NamedTuple):
 
 
 class Programs:
-    """The functions of one estimator. Immutable, so copies of a module share what is compiled."""
+    """The functions of one estimator. Modules with the same settings share what is compiled."""
+
+    @classmethod
+    def of(cls, estimator: Estimator, cv_learning_rate: Any) -> "Programs":
+        try:
+            return _shared(estimator, cv_learning_rate)
+        except TypeError:  # settings with arrays, such as a transition matrix, have no hash
+            return cls(estimator, cv_learning_rate)
 
     def __init__(self, estimator: Estimator, cv_learning_rate: Any):
         self.estimator = estimator
@@ -42,7 +50,7 @@ class Programs:
         return self
 
     def __reduce__(self):
-        return Programs, (self.estimator, self.cv_learning_rate)
+        return Programs.of, (self.estimator, self.cv_learning_rate)
 
     @property
     def looks_further(self) -> bool:
@@ -123,6 +131,11 @@ class Programs:
         struct = jax.ShapeDtypeStruct(x.shape[: x.ndim - event_ndim], dtype)
         call = lambda x: self.objective(np.asarray(x))  # pyright: ignore[reportOptionalCall]
         return jax.pure_callback(call, struct, x, vmap_method="sequential")
+
+
+@functools.lru_cache(maxsize=256)
+def _shared(estimator: Estimator, cv_learning_rate: Any) -> Programs:
+    return Programs(estimator, cv_learning_rate)
 
 
 def key_of(seeds: Any) -> Any:

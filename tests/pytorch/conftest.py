@@ -1,0 +1,13 @@
+import contextlib
+
+import pytest
+
+with contextlib.suppress(ImportError):
+    import torch
+
+    # Small tensors: a second thread would do nothing but wait for the first.
+    torch.set_num_threads(1)
+
+    @pytest.fixture(autouse=True)
+    def _seed():
+        torch.manual_seed(0)
