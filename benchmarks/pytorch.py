@@ -10,10 +10,10 @@ import itertools
 from typing import Any
 
 import numpy as np
-import torch  # pyright: ignore[reportMissingImports]
+import torch
 from steps import contestant, fake_dataset, per_step
 from timing import race, save, show, summarise
-from torch import nn  # pyright: ignore[reportMissingImports]
+from torch import nn
 
 import steingrad.torch as sgt
 from steingrad.experiments import Config

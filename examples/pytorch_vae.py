@@ -6,13 +6,13 @@ takes about a minute on two cores. `--estimator RLOO` and the others by name, to
 """
 
 import argparse
+import itertools
 import math
 import time
 from collections.abc import Iterator
 
-import torch  # pyright: ignore[reportMissingImports]
-from torch import nn  # pyright: ignore[reportMissingImports]
-from torch.distributions import Bernoulli  # pyright: ignore[reportMissingImports]
+import torch
+from torch import distributions, nn
 
 import steingrad.torch as sgt
 from steingrad.data import load
@@ -20,7 +20,7 @@ from steingrad.data import load
 
 def mlp(*sizes: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
+    for inputs, outputs in itertools.pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.LeakyReLU(0.3)]
         nn.init.xavier_uniform_(layers[-2].weight)
         nn.init.zeros_(layers[-2].bias)
@@ -39,13 +39,13 @@ class VAE(nn.Module):
     def elbo(self, y: torch.Tensor) -> torch.Tensor:
         logits = self.encoder(y)
         # The direct gradient of log q has the mean 0: leaving it out takes noise away.
-        q = Bernoulli(logits=logits.detach(), validate_args=False)
+        q = distributions.Bernoulli(logits=logits.detach(), validate_args=False)
 
         def f(x):
-            p = Bernoulli(logits=self.decoder(x), validate_args=False)
+            p = distributions.Bernoulli(logits=self.decoder(x), validate_args=False)
             return p.log_prob(y).sum(-1) - self.bits * math.log(2) - q.log_prob(x).sum(-1)
 
-        return self.estimator(f, Bernoulli(logits=logits, validate_args=False))
+        return self.estimator(f, distributions.Bernoulli(logits=logits, validate_args=False))
 
 
 def train(vae: VAE, images: torch.Tensor, steps: int, batch: int = 100) -> Iterator[float]:

@@ -297,7 +297,7 @@ class TestErrors:
     def test_what_f_returns(self):
         with pytest.raises(ValueError, match=r"of shape \(2, 4\), but returned shape \(2,\)"):
             sgt.RLOO()(lambda x: x.sum((-1, -2)), bits(4, 6))
-        with pytest.raises(TypeError, match="torch.as_tensor"):
+        with pytest.raises(TypeError, match=r"torch\.as_tensor"):
             sgt.RLOO()(lambda x: x.detach().numpy().sum(-1), bits(4, 6))
         with pytest.raises(ValueError, match="on cpu, but returned values on meta"):
             sgt.RLOO()(lambda x: f(x).to("meta"), bits(4, 6))

@@ -3,8 +3,8 @@
 import math
 from typing import Any, NamedTuple
 
-import torch  # pyright: ignore[reportMissingImports]
-from torch import distributions as td  # pyright: ignore[reportMissingImports]
+import torch
+from torch import distributions as td
 
 from ..distributions import Bernoulli, Categorical
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import jax
 import numpy as np
-import torch  # pyright: ignore[reportMissingImports]
-from torch import nn  # pyright: ignore[reportMissingImports]
-from torch.autograd.function import once_differentiable  # pyright: ignore[reportMissingImports]
+import torch
+from torch import nn
 
 from ..estimators import Estimator as JaxEstimator
 from .distributions import Law, read
@@ -48,6 +47,9 @@ class Estimator(nn.Module):
     (torch.Size([]), torch.Size([5]), (5, 3, 3))
     """
 
+    cv_numbers: Any
+    cv_counts: Any
+
     def __init__(self, estimator: JaxEstimator, *, cv_learning_rate: Any = 1e-3):
         super().__init__()
         if estimator.relaxes:
@@ -59,7 +61,7 @@ class Estimator(nn.Module):
         self._programs = Programs.of(estimator, cv_learning_rate)
         # As the weights of any layer: fixed when it is built.
         self._init_seeds = draw_seeds().copy()
-        self._law: tuple | None = None
+        self._law: tuple[Any, tuple[int, ...]] | None = None
         for name in BUFFERS:
             self.register_buffer(name, None)
 
@@ -109,14 +111,15 @@ class Estimator(nn.Module):
             fresh = self._programs.init(*self._law, self._init_seeds)
             for name, array in zip(BUFFERS, fresh, strict=True):
                 setattr(self, name, to_torch(array, law.logits.device))
-        if (self.cv_numbers.numel(), self.cv_counts.numel()) != (numbers, counts):
+        state = self._state
+        if (state.numbers.numel(), state.counts.numel()) != (numbers, counts):
             raise ValueError(
                 f"This {type(self.estimator).__name__} has learned control variates of "
-                f"{self.cv_numbers.numel()} numbers, but with these settings and logits of shape "
+                f"{state.numbers.numel()} numbers, but with these settings and logits of shape "
                 f"{tuple(law.logits.shape)} they have {numbers}. Give each distribution an "
                 "estimator of its own, and load a state_dict into one with the same settings."
             )
-        return self._state
+        return state
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
         # Buffers that are not made yet take the shape of those that are loaded.
@@ -157,7 +160,7 @@ class Draw:
             # A copy, so that what happens to the buffers until `backward` makes no difference.
             state = module._prepare(law) if wanted else None
             self.state = None if state is None else State(*(part.clone() for part in state))
-        self.surroundings = Surroundings.here(self.device) if wanted else None
+        self.surroundings = Surroundings.here(self.device)
         self.needs_gradient = programs.estimator.needs_gradient
         self.fx = self.estimate = None
 
@@ -182,7 +185,7 @@ class Draw:
     def gradient(
         self, logits: torch.Tensor, dfx: torch.Tensor | None, cotangent: torch.Tensor
     ) -> torch.Tensor:
-        """With respect to the logits; what came back through f is `cotangent` · ∇f / (K · batch)."""
+        """With respect to the logits; through f came ∇f · cotangent / (K · batch)."""
         batch = max(math.prod(self.batch_shape), 1)
         if self.estimate is None:
             if self.needs_gradient and dfx is None:
@@ -199,8 +202,8 @@ class Draw:
     def _estimate(self, logits, dfx, factor) -> torch.Tensor:
         programs, module = self.module._programs, self.module
         given = self.kind, self.seeds, to_jax(logits)
-        fx, context = to_jax(self.fx), to_jax(self.context)
-        seen = self.x, fx, to_jax(dfx), np.asarray(factor, fx.dtype), context
+        fx, optional = to_jax(self.fx), lambda tensor: None if tensor is None else to_jax(tensor)
+        seen = self.x, fx, optional(dfx), np.asarray(factor, fx.dtype), optional(self.context)
         state = current = fy = None
         if self.state is not None:
             state = State(*map(to_jax, self.state))
@@ -208,8 +211,7 @@ class Draw:
         with programs.evaluating(self._callback):
             if programs.looks_further:
                 y = to_torch(programs.further_points(*given, seen, state), self.device)
-                with self.surroundings.again():
-                    fy = torch.stack([self._again(points) for points in y])
+                fy = torch.stack([self._again(points) for points in y])
                 fy = to_jax(fy.to(self.dtype))
             adapting = module.training and state is not None
             kind, seeds, logits_ = given
@@ -290,7 +292,7 @@ class Sample(torch.autograd.Function):
         return x, logits.new_zeros((), dtype=draw.dtype)
 
     @staticmethod
-    @once_differentiable
+    @torch.autograd.function.once_differentiable
     def backward(ctx, dfx, cotangent):
         (logits,) = ctx.saved_tensors
         if cotangent is None:

@@ -121,7 +121,7 @@ class Programs:
         at = Evaluated(x, fx, dfx, fy, f, own_key, context)
         return dist, at, self._unpack(dist, state)
 
-    def _unpack(self, dist, state):
+    def _unpack(self, dist, state) -> Any:
         if state is None:
             return None, None
         shape = (*dist.parameters.shape[len(dist.batch_shape) :],)
