@@ -205,7 +205,7 @@ def test_types(dtype):
         value.backward()
         assert value.dtype == logits.grad.dtype == dtype
         assert torch.isfinite(logits.grad).all()
-        if module.cv_numbers is not None:
+        if module.cv is not None:
             double = dtype == torch.float64
             assert module.cv_numbers.dtype == (torch.float64 if double else torch.float32)
 
@@ -249,7 +249,6 @@ def test_a_step_that_overflows_leaves_no_trace():
     ],
 )
 def test_distributions(dist, states):
-    dist = dist()
     axes = len(states) - 1 - (states[1:2] in ((4,), (0,), (3,)))
     seen = []
 
@@ -258,7 +257,7 @@ def test_distributions(dist, states):
         return (x**2).sum(tuple(range(-axes, 0)))
 
     for module in (sgt.RLOO(2), sgt.Rodeo(2), sgt.Bronco(2)):
-        value = module(f, dist)
+        value = module(f, dist())
         value.backward()
         assert torch.isfinite(value)
     assert set(seen) == {states}
@@ -335,7 +334,7 @@ class TestErrors:
     def test_second_derivatives(self):
         logits = bits(6)
         (grad,) = torch.autograd.grad(sgt.RLOO()(f, logits), logits, create_graph=True)
-        with pytest.raises(RuntimeError, match="once_differentiable"):
+        with pytest.raises(RuntimeError, match="second derivative"):
             grad.sum().backward()
 
 
@@ -343,7 +342,7 @@ def test_settings_are_those_of_jax():
     module = sgt.Rodeo(3, operator=sg.Barker())
     assert module.estimator == sg.Rodeo(num_samples=3, operator=sg.Barker())
     assert "Barker" in repr(module)
-    with pytest.raises(ValueError, match="RLOO needs a whole num_samples"):
+    with pytest.raises(ValueError, match="RLOO needs"):
         sgt.RLOO(1)
 
 

@@ -27,22 +27,22 @@ class Model(torch.nn.Module):
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-for broadcast in (True, False):
+for sync in (True, False):
     torch.manual_seed(0)
     model = Model()
     torch.manual_seed(100 + rank)
-    parallel = DDP(model, broadcast_buffers=broadcast)
+    parallel = DDP(model, forward_sync_buffers=sync)
     for _ in range(3):
         parallel(torch.randn(4, 3)).neg().backward()
     parallel(torch.randn(4, 3))  # begins with the broadcast
     for tensor, same in [
         (model.encoder.weight.grad, True),
         (model.decoder.weight.grad, True),
-        (model.estimator.cv_numbers, broadcast),
+        (model.estimator.cv_numbers, sync),
     ]:
         both = [torch.empty_like(tensor) for _ in range(2)]
         dist.all_gather(both, tensor)
-        assert torch.equal(*both) == same, (broadcast, tensor.shape)
+        assert torch.equal(*both) == same, (sync, tensor.shape)
 dist.destroy_process_group()
 print("agreed")
 """

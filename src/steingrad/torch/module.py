@@ -62,8 +62,9 @@ class Estimator(nn.Module):
         # As the weights of any layer: fixed when it is built.
         self._init_seeds = draw_seeds().copy()
         self._law: tuple[Any, tuple[int, ...]] | None = None
-        for name in BUFFERS:
-            self.register_buffer(name, None)
+        # Empty until the first distribution, not None: DDP has to find some when it starts.
+        self.register_buffer(BUFFERS.numbers, torch.zeros(0))
+        self.register_buffer(BUFFERS.counts, torch.zeros(0, dtype=torch.int32))
 
     @property
     def estimator(self) -> JaxEstimator:
@@ -73,7 +74,7 @@ class Estimator(nn.Module):
     @property
     def cv(self) -> Any:
         """The control variates, to look at: JAX arrays, by name; `None` before the first call."""
-        if self.cv_numbers is None or self._law is None:
+        if not len(self.cv_numbers) or self._law is None:
             return None
         with jax.enable_x64(self.cv_numbers.dtype == torch.float64):
             return self._programs.tree(*self._law, State(*map(to_jax, self._state)))[0]
@@ -107,7 +108,7 @@ class Estimator(nn.Module):
         numbers, counts = self._programs.sizes(*self._law)
         if not numbers:
             return None
-        if self.cv_numbers is None:
+        if not len(self.cv_numbers):
             fresh = self._programs.init(*self._law, self._init_seeds)
             for name, array in zip(BUFFERS, fresh, strict=True):
                 setattr(self, name, to_torch(array, law.logits.device))
@@ -125,15 +126,15 @@ class Estimator(nn.Module):
         # Buffers that are not made yet take the shape of those that are loaded.
         for name in BUFFERS:
             stored, here = state_dict.get(prefix + name), getattr(self, name)
-            if stored is not None and (here is None or here.shape != stored.shape):
-                setattr(self, name, torch.empty_like(stored))
+            if stored is not None and here.shape != stored.shape:
+                setattr(self, name, torch.empty_like(stored, device=here.device))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _apply(self, fn, recurse=True):
         before = self.cv_numbers
         super()._apply(fn, recurse)
         # Averages over many steps need single precision, in a model of half precision too.
-        if before is not None and self.cv_numbers.dtype in (torch.float16, torch.bfloat16):
+        if self.cv_numbers.dtype in (torch.float16, torch.bfloat16):
             self.cv_numbers = before.to(self.cv_numbers.device)
         return self
 
@@ -292,9 +293,27 @@ class Sample(torch.autograd.Function):
         return x, logits.new_zeros((), dtype=draw.dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dfx, cotangent):
         (logits,) = ctx.saved_tensors
         if cotangent is None:
             return None, None
-        return ctx.draw.gradient(logits, dfx, cotangent), None
+        with torch.no_grad():
+            grad = ctx.draw.gradient(logits, dfx, cotangent)
+        # With create_graph=True, what may be formed but not used.
+        return (Once.apply(grad, logits) if torch.is_grad_enabled() else grad), None
+
+
+class Once(torch.autograd.Function):
+    """An estimate, which has no derivative by the logits that its samples were drawn with."""
+
+    @staticmethod
+    def forward(ctx, grad, logits):
+        return grad.clone()
+
+    @staticmethod
+    def backward(ctx, *cotangents):
+        raise RuntimeError(
+            "An estimate was differentiated by its logits, as a second derivative is. Its samples "
+            "were drawn with them, so that a derivative at fixed samples would be wrong. Leave it "
+            "out with .detach(); steingrad.expectation, in JAX, says how to estimate a Hessian."
+        )
