@@ -136,10 +136,12 @@ def test_nothing_is_asked_for_when_downloads_are_off(mirrors, monkeypatch):
 def test_downloads_go_to_the_data_dir_or_where_one_can_write(places, mirrors, monkeypatch):
     on_mirrors(monkeypatch, mirrors, "good")
     mirrors.content = {f"/good/{name}": text for name, text in CONTENT.items()}
+    (places / "mine").mkdir()
     data.load("small", places / "mine")
     assert (places / "mine" / "small-folder" / "train.gz").exists()
     assert not (places / "cache").exists()
-    (places / "blocked").write_text("a file, not a folder")
+    (places / "blocked").mkdir()
+    (places / "blocked" / "small-folder").write_text("a file, not a folder")
     data.load("small", places / "blocked")
     assert (places / "cache" / "small-folder" / "train.gz").exists()
 
@@ -158,6 +160,8 @@ def test_progress_is_shown_on_a_terminal_only(mirrors, monkeypatch, capsys, plac
 
     on_mirrors(monkeypatch, mirrors, "good")
     mirrors.content = {f"/good/{name}": text for name, text in CONTENT.items()}
+    (places / "quiet").mkdir()
+    (places / "loud").mkdir()
     data.load("small", places / "quiet")
     assert capsys.readouterr() == ("", "")
     terminal = Terminal()

@@ -13,7 +13,8 @@ from steingrad.experiments.paper import grid
 from steingrad.experiments.paper.settings import run_name
 from steingrad.experiments.sweeps.plan import plan
 from steingrad.experiments.sweeps.sweep import sweep
-from steingrad.experiments.sweeps.worker import Job, attempt, exclusive
+from steingrad.experiments.sweeps.worker import Job, attempt
+from steingrad.experiments.training.lock import sole_owner
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ class TestSweep:
 
     def test_one_process_for_each_run(self, tmp_path, monkeypatch):
         monkeypatch.setattr("steingrad.experiments.sweeps.worker.LOCK_SECONDS", 0)
-        with exclusive(tmp_path / "run"):
+        with sole_owner(tmp_path / "run"):
             problem = attempt(Job(SMALL, tmp_path / "run"))
         assert problem is not None
         assert f"Process {os.getpid()} on " in problem
@@ -121,7 +122,8 @@ class TestCommandLine:
     def test_interrupted(self, tiny, tmp_path, monkeypatch, capsys):
         engine = self.engine(monkeypatch, KeyboardInterrupt())
         assert self.run("tiny", "--out", tmp_path) == 130
-        assert "the same command goes on" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "stopped. There is no checkpoint yet: the same command begins again." in said
         assert engine.stopped
 
     @pytest.mark.parametrize(
