@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import sys
+import warnings
 
 import pytest
 from here import IMPOSSIBLE, SCHEDULE, SMALL, Here, lines, statuses
@@ -74,8 +75,43 @@ class TestSweep:
         broken = sweep(plan(runs, tmp_path), tmp_path, Here(), quiet=True)
         assert "config.json is damaged" in broken["run"]
 
+    def test_a_damaged_folder_stops_nothing_else(self, tmp_path):
+        """Each is named at the end, with what is wrong with it."""
+        damage = {
+            "alien": ("config.json", b'{"a": 1}'),
+            "text": ("config.json", b"\xff\xfe"),
+            "left": ("checkpoint-0000000020.eqx", b""),
+            "deep": ("config.json", b"[" * 100_000),
+        }
+        for name, (file, content) in damage.items():
+            (tmp_path / name).mkdir()
+            (tmp_path / name / file).write_bytes(content)
+        (tmp_path / "file").write_text("not a folder")
+        stray = Run.create(tmp_path / "stray", SMALL, {}, {})
+        (stray.path / "checkpoint-best.eqx").write_bytes(b"")
+        (stray.path / "metrics.jsonl").write_bytes(b'{"step": "x"}\n[3]\n\xff')
+        runs = dict.fromkeys([*damage, "file", "stray", "good"], SMALL)
+        broken = sweep(plan(runs, tmp_path), tmp_path, Here(), quiet=True)
+        assert sorted(broken) == sorted([*damage, "file", "stray"])
+        assert "was not written by `steingrad train`" in broken["alien"]
+        assert "has files of another run" in broken["left"]
+        assert "was trained on other data files" in broken["stray"]
+        assert Run(tmp_path / "good").status == "finished"
+
+    def test_warnings_of_workers_are_kept(self, tmp_path):
+        job = Job(SMALL, tmp_path / "run", SCHEDULE)
+        assert attempt(job) is None
+        with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
+            file.write(b"[]\n")
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            assert attempt(job) is None
+        said = (tmp_path / "run" / "errors.log").read_text()
+        assert "warning: " in said
+        assert "(not an object) left out" in said
+
     def test_one_process_for_each_run(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("steingrad.experiments.sweeps.worker.LOCK_SECONDS", 0)
+        monkeypatch.setattr("steingrad.experiments.sweeps.worker.LOCK_SECONDS", 0.0)
         with sole_owner(tmp_path / "run"):
             problem = attempt(Job(SMALL, tmp_path / "run"))
         assert problem is not None

@@ -18,7 +18,7 @@ from ..training.schedule import Schedule
 
 # For this long a run waits for the process that holds its folder: one whose node was lost may take
 # a moment to notice.
-LOCK_SECONDS = 30
+LOCK_SECONDS = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
