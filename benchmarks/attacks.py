@@ -1,6 +1,6 @@
 """Attacks on what is on disk: SIGKILL, damaged folders, several owners. Prints a table.
 
-    python benchmarks/attacks.py [--kills 20] [--sweep-kills 5] [--races 5] [--seed 0]
+    python benchmarks/attacks.py [--kills 20] [--sweep-kills 5] [--races 5] [--interrupts 20]
 
 Runs of a moment on the digits. Each process is forked from this one, which has imported everything
 but computed nothing: a kill may come at any moment after that, and takes no time to get to.
@@ -28,6 +28,9 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{tempfile.gettempdir()}/ste
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
+import jax
+
+import steingrad_command
 from steingrad import cli
 from steingrad.experiments import Config, Run, RunError, Schedule
 from steingrad.experiments.sweeps.engines import Processes
@@ -144,17 +147,19 @@ def sweep_kills(place: Path, wanted: int, draw: random.Random) -> tuple[int, Cou
     begun = time.monotonic()
     assert ended(start(lambda: carry_out(place / "sweep-whole"), place / "log"), 3600) == 0
     seconds = time.monotonic() - begun
-    killed, outcomes, code, out = 0, Counter(), None, place / "sweep-killed"
-    while code is None:
-        pid = start(lambda: carry_out(out), place / "log")
-        # The last moments are left out, so that one sweep takes all the kills.
-        code = ended(pid, draw.uniform(0.1, 0.6) * seconds if killed < wanted else 3600.0)
-        if code is None:
-            kill(pid)
-            killed += 1
-    for name in runs:
-        same = code == 0 and content(out / name) == content(place / "sweep-whole" / name)
-        outcomes["run ended bit for bit" if same else f"run broken, code {code}"] += 1
+    killed, outcomes, number = 0, Counter(), 0
+    while killed < wanted:
+        number += 1
+        out, code = place / f"sweep-killed-{number}", None
+        while code is None:
+            pid = start(lambda out=out: carry_out(out), place / "log")
+            code = ended(pid, draw.uniform(0, seconds) if killed < wanted else 3600.0)
+            if code is None:
+                kill(pid)
+                killed += 1
+        for name in runs:
+            same = code == 0 and content(out / name) == content(place / "sweep-whole" / name)
+            outcomes["run ended bit for bit" if same else f"run broken, code {code}"] += 1
     return killed, outcomes
 
 
@@ -180,6 +185,32 @@ def races(place: Path, wanted: int) -> tuple[int, Counter]:
                 outcomes[f"code {code}: {said[-200:]}"] += 1
         same = content(out) == content(reference)
         outcomes["folder as by one process" if same else "FOLDER MIXED"] += 1
+    return wanted, outcomes
+
+
+def interrupts(place: Path, wanted: int, draw: random.Random) -> tuple[int, Counter]:
+    """Ctrl-C at random moments, most of them while XLA compiles."""
+    outcomes: Counter = Counter()
+
+    def work(out: Path) -> None:
+        jax.config.update("jax_enable_compilation_cache", False)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv = ["steingrad", *command(SMALL, SMALL_SCHEDULE, out)]
+        print("begun", flush=True)
+        steingrad_command.main()
+
+    for number in range(wanted):
+        log = place / f"interrupt-{number}.log"
+        pid = start(lambda out=place / f"interrupt-{number}": work(out), log)
+        while not (log.exists() and "begun" in log.read_text()):
+            time.sleep(0.01)
+        code = ended(pid, draw.uniform(0.1, 8.0))
+        if code is None:
+            os.kill(pid, signal.SIGINT)
+            code = ended(pid, 3600.0)
+        said = log.read_text()
+        words = "a traceback" if "Traceback" in said else "a sentence" if "stopped." in said else ""
+        outcomes[f"code {code}" + (f" and {words}" if words else "")] += 1
     return wanted, outcomes
 
 
@@ -307,8 +338,9 @@ def zoo(place: Path, reference: Path) -> dict[str, tuple[str, str, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("kills", 20), ("sweep-kills", 5), ("races", 5), ("seed", 0)):
+    parser = argparse.ArgumentParser(description="Attacks on what is on disk.")
+    defaults = {"kills": 20, "sweep-kills": 5, "races": 5, "interrupts": 20, "seed": 0}
+    for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     draw = random.Random(given.seed)
@@ -318,6 +350,7 @@ def main() -> None:
         attacks = {
             "four processes at once on one folder": lambda: races(place, given.races),
             "SIGKILL of a run, at random moments": lambda: kills(place, given.kills, draw),
+            "Ctrl-C at random moments": lambda: interrupts(place, given.interrupts, draw),
             "SIGKILL of a sweep of two runs": lambda: sweep_kills(place, given.sweep_kills, draw),
         }
         for name, carry_out in attacks.items():

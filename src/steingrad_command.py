@@ -15,8 +15,10 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    # Nothing is open yet that would need closing, and modules may swallow a KeyboardInterrupt.
-    signal.signal(signal.SIGINT, _stop_at_once)
+    usual = signal.getsignal(signal.SIGINT)
+    if usual is signal.default_int_handler:  # and not ignored, as in the background of a shell
+        # Nothing is open yet that would need closing, and modules may swallow a KeyboardInterrupt.
+        signal.signal(signal.SIGINT, _stop_at_once)
     try:
         from steingrad.cli import main as command
     except ModuleNotFoundError as error:
@@ -27,7 +29,7 @@ def main() -> None:
             f"The command steingrad needs {package}, which comes with an extra: "
             "pip install 'steingrad[experiments]'."
         )
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, usual)
     try:
         command()
     except KeyboardInterrupt:  # a second time, while the first one was dealt with

@@ -93,8 +93,10 @@ class TestInterrupted:
     """A process that gets Ctrl-C ends with 130 and no traceback."""
 
     def end(self, code, when):
+        # Where the tests run in the background of a shell, Ctrl-C would be ignored.
+        usual = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         process = subprocess.Popen(
-            [sys.executable, "-c", code],
+            [sys.executable, "-c", usual + code],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
