@@ -1,5 +1,8 @@
 # The two commands that matter: `make run` and `make test`. Both set everything up first.
-PYTHON ?= python3.11
+# Any Python from 3.11 on; `make PYTHON=/path/to/python` takes another.
+RECENT := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(firstword $(foreach p,python3 python3.11 python3.12 python3.13 python3.14 python,\
+	$(shell command -v $(p) >/dev/null 2>&1 && $(p) -c '$(RECENT)' 2>/dev/null && echo $(p))))
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -9,6 +12,7 @@ STAMP := $(VENV)/.installed
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later was found: install one, or name it with make PYTHON=/path/to/python."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[experiments,dev]'
 	touch $@

@@ -40,7 +40,7 @@ def categorical(coordinates: int = 6, values: int = 5) -> tuple:
     return f, sg.Categorical(logits)
 
 
-def bit_estimators(bits: int) -> dict:
+def bit_estimators() -> dict:
     return {
         "REINFORCE": sg.Reinforce(2),
         "RLOO": sg.RLOO(2),
@@ -53,27 +53,24 @@ def bit_estimators(bits: int) -> dict:
         "ARMS, K=4": sg.ARMS(4),
         "RODEO, K=4": sg.Rodeo(4),
         "REBAR": sg.Rebar(1),
-        "RELAX": sg.Relax(1, num_inputs=bits),
+        "RELAX": sg.Relax(1),
         "RODEO, exact": sg.Rodeo(2, surrogate=sg.ExactSurrogate()),
         "local expectation": sg.LocalExpectation(1),
     }
 
 
-def category_estimators(size: int) -> dict:
+def category_estimators() -> dict:
     keep = ("REINFORCE", "RLOO", "RODEO", "RODEO, own scan", "RODEO, linear", "RLOO, K=4",
-            "RODEO, K=4", "RODEO, exact", "local expectation")  # fmt: skip
-    named = bit_estimators(size)
-    return {name: named[name] for name in keep} | {
-        "REBAR": sg.Rebar(1),
-        "RELAX": sg.Relax(1, num_inputs=size),
-    }
+            "RODEO, K=4", "REBAR", "RELAX", "RODEO, exact", "local expectation")  # fmt: skip
+    named = bit_estimators()
+    return {name: named[name] for name in keep}
 
 
 def main() -> None:
     problems: dict[str, tuple] = {
-        "smooth": (*smooth(), bit_estimators(50)),
-        "rough": (*rough(), bit_estimators(12)),
-        "categorical": (*categorical(), category_estimators(30)),
+        "smooth": (*smooth(), bit_estimators()),
+        "rough": (*rough(), bit_estimators()),
+        "categorical": (*categorical(), category_estimators()),
     }
     for name, (f, dist, estimators) in problems.items():
         result: Comparison = compare(

@@ -28,7 +28,7 @@ def f(x):
     return jnp.sum((x - TARGET) ** 2, axis=-1)
 
 
-def estimators() -> dict[str, sg.estimators.Estimator]:
+def estimators() -> dict[str, sg.Estimator]:
     """Each with about the same number of evaluations, where it has a choice."""
     return {
         "REINFORCE": sg.Reinforce(4),
@@ -36,7 +36,7 @@ def estimators() -> dict[str, sg.estimators.Estimator]:
         "DisARM": sg.DisARM(4),
         "ARMS": sg.ARMS(4),
         "REBAR": sg.Rebar(1),
-        "RELAX": sg.Relax(1, num_inputs=BITS),
+        "RELAX": sg.Relax(1),
         "Double CV": sg.DoubleCV(4),
         "RODEO": sg.Rodeo(4),
         "local expectation": sg.LocalExpectation(1),
@@ -45,23 +45,23 @@ def estimators() -> dict[str, sg.estimators.Estimator]:
 
 def path(estimator, steps: int, learning_rate: float = 0.5):
     """E[f] along gradient ascent with an estimator that adapts on the way (None: exact)."""
-    optimizer = optax.adam(1e-2)
-    params: Any = None if estimator is None else estimator.init(jax.random.key(0))
+    optimizer = sg.cv_optimizer(estimator or sg.RLOO(), learning_rate=1e-2)
+    cv: Any = estimator and estimator.init(jax.random.key(0), sg.Bernoulli(jnp.zeros(BITS)))
 
     def step(carry, key):
-        logits, params, state = carry
+        logits, cv, state = carry
         dist = sg.Bernoulli(logits)
         if estimator is None:
             gradient = sg.exact_gradient(f, dist)
         else:
-            _, grads = estimator.value_and_grad(f, dist, params, key=key)
+            _, grads = estimator.value_and_grad(f, dist, cv, key=key)
             gradient = grads.parameters
-            updates, state = optimizer.update(grads.cv, state)
-            params = optax.apply_updates(params, updates)
-        return (logits + learning_rate * gradient, params, state), sg.exact_expectation(f, dist)
+            updates, state = optimizer.update(grads.cv, state, cv)
+            cv = optax.apply_updates(cv, updates)
+        return (logits + learning_rate * gradient, cv, state), sg.exact_expectation(f, dist)
 
     keys = jax.random.split(jax.random.key(1), steps)
-    start = jnp.zeros(BITS), params, optimizer.init(params)
+    start = jnp.zeros(BITS), cv, optimizer.init(cv)
     return jax.jit(lambda start: jax.lax.scan(step, start, keys))(start)[1]
 
 

@@ -123,11 +123,11 @@ def values_and_gradients(f, x):
     return fx, pull_back(jnp.ones_like(fx))[0]
 
 
-def moments(estimator, params, dist, f):
+def moments(estimator, cv, dist, f):
     """The exact mean and variance of an estimator, over all tuples of samples."""
     x, probs = all_tuples(dist, estimator.num_samples)
     fx, dfx = values_and_gradients(f, x)
-    g = estimator.estimate(params, batched(dist, len(probs)), x, fx, dfx, f=f)
+    g = estimator.estimate(cv, batched(dist, len(probs)), x, fx, dfx, f=f)
     weigh = lambda leaf: jnp.tensordot(probs, leaf, axes=1)
     mean = jax.tree.map(weigh, g)
     variance = jax.tree.map(lambda leaf, mu: weigh((leaf - mu) ** 2), g, mean)
@@ -141,9 +141,9 @@ def largest_difference(a, b):
     )
 
 
-def random_params(estimator, seed=0):
+def random_cv(estimator, seed=0):
     """Parameters far from where they start, α and β included."""
-    params = estimator.init(jax.random.key(seed))
-    leaves, structure = jax.tree.flatten(params)
+    cv = estimator.init(jax.random.key(seed))
+    leaves, structure = jax.tree.flatten(cv)
     leaves = [0.7 * normal(seed + 50 + i, leaf.shape) + 0.1 for i, leaf in enumerate(leaves)]
     return jax.tree.unflatten(structure, leaves)

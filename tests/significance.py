@@ -28,9 +28,9 @@ def z_scores(draw, exact, seed=0):
     return run(jax.random.key(seed))
 
 
-def gradient_z_scores(estimator, params, dist, f, context=None, seed=0):
+def gradient_z_scores(estimator, cv, dist, f, context=None, seed=0):
     def draw(key):
-        _, grads = estimator.value_and_grad(f, dist, params, key=key, context=context)
+        _, grads = estimator.value_and_grad(f, dist, cv, key=key, context=context)
         return grads.parameters
 
     return z_scores(draw, sg.exact_gradient(f, dist), seed)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import steingrad as sg
-from problems import moments, normal, normalised_distributions, objective, random_params
+from problems import moments, normal, normalised_distributions, objective, random_cv
 from steingrad import diagnostics
 from steingrad.diagnostics import compare
 from steingrad.estimators import Estimator, Gradients
@@ -56,10 +56,10 @@ class Known(Estimator):
     noise: float = eqx.field(static=True, default=0.0)
     num_samples: int = eqx.field(static=True, default=1)
 
-    def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None, context=None):
+    def gradient(self, cv, dist, at):
         raise NotImplementedError
 
-    def value_and_grad(self, f, dist, params=None, *, key, args=(), context=None, relaxation=None):
+    def value_and_grad(self, f, dist, cv=None, *, key, args=(), context=None, relaxation=None):
         draw = self.mean + self.noise * jax.random.normal(key, self.mean.shape)
         return jnp.ones(()), Gradients(draw, None, args)
 
@@ -67,16 +67,16 @@ class Known(Estimator):
 class Biased(sg.RLOO):
     """RLOO that forgets to leave one out."""
 
-    def estimate(self, params, dist, x, fx, dfx=None, **kwargs):
-        grad = super().estimate(params, dist, x, fx, dfx, **kwargs)
+    def gradient(self, cv, dist, at):
+        grad = super().gradient(cv, dist, at)
         return jax.tree.map(lambda g: g * (1 - 1 / self.num_samples), grad)
 
 
 class Trained(sg.Rodeo):
     """RODEO with control variates far from where they start."""
 
-    def init(self, key):
-        return random_params(sg.Rodeo(self.num_samples, self.operator, self.surrogate))
+    def init(self, key, dist=None):
+        return random_cv(sg.Rodeo(self.num_samples, self.operator, self.surrogate))
 
 
 @pytest.mark.parametrize(

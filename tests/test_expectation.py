@@ -8,7 +8,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import steingrad as sg
-from problems import largest_difference, normal, normalised_distributions, objective, random_params
+from problems import largest_difference, normal, normalised_distributions, objective, random_cv
 
 RODEO = sg.Rodeo(num_samples=3, surrogate=sg.MLPSurrogate(hidden=6))
 
@@ -22,7 +22,7 @@ def f(x, w):
 def test_cv_gradient_is_that_of_the_mean_square(factor, batch):
     """By finite differences of mean(g²), g being the gradient that reaches the logits."""
     logits, w, key = normal(0, (*batch, 5)), normal(1, 5), jax.random.key(3)
-    cv = random_params(RODEO)
+    cv = random_cv(RODEO)
 
     def loss(logits, cv):
         return factor * sg.expectation(f, sg.Bernoulli(logits), RODEO, cv, key=key, args=(w,))
@@ -47,7 +47,7 @@ def test_cv_gradient_is_that_of_the_mean_square(factor, batch):
 @pytest.mark.usefixtures("x64")
 def test_expectation_agrees_with_value_and_grad():
     logits, w, key = normal(0, (2, 5)), normal(1, 5), jax.random.key(3)
-    cv = random_params(RODEO)
+    cv = random_cv(RODEO)
     value, grads = jax.jit(
         lambda l, cv, w: sg.value_and_grad(f, sg.Bernoulli(l), RODEO, cv, key=key, args=(w,))
     )(logits, cv, w)
@@ -143,7 +143,7 @@ def test_gradient_of_f_is_not_computed_where_it_is_not_needed():
 
 @pytest.mark.parametrize("batch", [(), (3,), (2, 1, 3)])
 def test_batch_shapes(batch):
-    cv = random_params(RODEO)
+    cv = random_cv(RODEO)
     for dist in (
         sg.Bernoulli(jnp.zeros((*batch, 4))),
         sg.Ordinal(jnp.zeros((*batch, 4, 3)), (0, 1, 3)),
@@ -161,7 +161,7 @@ def test_batch_shapes(batch):
 def test_a_batch_is_many_problems():
     """Each element's estimate is what it would be alone."""
     logits, w = normal(0, (2, 3, 5)), normal(1, 5)
-    cv, dist = random_params(RODEO), sg.Bernoulli(logits)
+    cv, dist = random_cv(RODEO), sg.Bernoulli(logits)
     x = RODEO.sample(jax.random.key(0), dist)
     fx, pull = jax.vjp(lambda x: f(x, w), x)
     (dfx,) = pull(jnp.ones_like(fx))
@@ -174,7 +174,7 @@ def test_a_batch_is_many_problems():
 
 def test_outside_jax():
     """sample + estimate, with values and gradients computed elsewhere."""
-    dist, cv = sg.Bernoulli(jnp.linspace(-1, 1, 4)), random_params(RODEO)
+    dist, cv = sg.Bernoulli(jnp.linspace(-1, 1, 4)), random_cv(RODEO)
     x = RODEO.sample(jax.random.key(0), dist)
     outside = np.asarray(x, np.float64)
     fx = jnp.asarray((outside**2).sum(-1), jnp.float32)
@@ -309,34 +309,34 @@ def test_module_objective_and_integer_arguments():
 def test_moving_average_baseline():
     """Gradient descent with step 1 − decay is the moving average."""
     estimator = sg.Reinforce(2, baseline="moving_average")
-    params = estimator.init(jax.random.key(0))
+    cv = estimator.init(jax.random.key(0))
     dist, average = sg.Bernoulli(jnp.zeros((3, 4))), 0.0
     for seed in range(5):
         value, grads = estimator.value_and_grad(
-            lambda x: jnp.sum(x, axis=-1) + 5, dist, params, key=jax.random.key(seed)
+            lambda x: jnp.sum(x, axis=-1) + 5, dist, cv, key=jax.random.key(seed)
         )
-        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads.cv)
+        cv = jax.tree.map(lambda p, g: p - 0.1 * g, cv, grads.cv)
         average = 0.9 * average + 0.1 * float(value)
-        np.testing.assert_allclose(params["baseline"], average, rtol=1e-5)
+        np.testing.assert_allclose(cv.baseline, average, rtol=1e-5)
 
 
 @pytest.mark.parametrize("factor", [1.0, -30.0])
 def test_moving_average_in_a_loss(factor):
     """The average does not feel the factor with which the expectation enters a loss."""
     estimator = sg.Reinforce(2, baseline="moving_average")
-    params = {"baseline": jnp.asarray(1.0)}
-    loss = lambda params: (
+    cv = sg.Reinforce.CV(jnp.asarray(1.0))
+    loss = lambda cv: (
         factor
         * sg.expectation(
             lambda x: jnp.sum(x, axis=-1) + 5,
             sg.Bernoulli(jnp.zeros((3, 4))),
             estimator,
-            params,
+            cv,
             key=jax.random.key(0),
         )
     )
-    gradient = jax.grad(loss)(params)["baseline"]
-    np.testing.assert_allclose(gradient, 1.0 - loss(params) / factor, rtol=1e-5)
+    gradient = jax.grad(loss)(cv).baseline
+    np.testing.assert_allclose(gradient, 1.0 - loss(cv) / factor, rtol=1e-5)
 
 
 def test_large_batches():
@@ -374,17 +374,15 @@ def test_parameters_that_are_not_all_arrays():
 
 def test_learned_baseline_lowers_the_variance():
     estimator = sg.Reinforce(1, baseline="learned")
-    params, dist = estimator.init(jax.random.key(0)), sg.Bernoulli(jnp.zeros(4))
+    cv, dist = estimator.init(jax.random.key(0)), sg.Bernoulli(jnp.zeros(4))
 
     @jax.jit
-    def step(params, key):
-        _, grads = estimator.value_and_grad(
-            lambda x: jnp.sum(x, axis=-1) + 5, dist, params, key=key
-        )
-        return jax.tree.map(lambda p, g: p - 0.2 * g, params, grads.cv), None
+    def step(cv, key):
+        _, grads = estimator.value_and_grad(lambda x: jnp.sum(x, axis=-1) + 5, dist, cv, key=key)
+        return jax.tree.map(lambda p, g: p - 0.2 * g, cv, grads.cv), None
 
-    params, _ = jax.lax.scan(step, params, jax.random.split(jax.random.key(1), 3000))
-    assert abs(float(params["baseline"]) - 7) < 0.5
+    cv, _ = jax.lax.scan(step, cv, jax.random.split(jax.random.key(1), 3000))
+    assert abs(float(cv.baseline) - 7) < 0.5
 
 
 def test_memory_is_linear_in_d():

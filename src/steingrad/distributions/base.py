@@ -8,6 +8,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from ..arrays import compute_dtype, take
@@ -213,14 +214,20 @@ def _arange(n: int) -> Int[Array, "n"]:
     return jnp.arange(n, dtype=jnp.int32)
 
 
-def check_logits(name: str, logits: Any, axes: tuple[str, ...]) -> None:
-    """Raise unless `logits` is a floating-point array with at least these trailing axes."""
-    shape, dtype = jnp.shape(logits), jnp.result_type(logits)
+def as_logits(name: str, logits: Any, axes: tuple[str, ...]) -> Float[Array, "..."]:
+    """`logits` as an array; raise unless it has floating-point numbers and these last axes."""
+    if not isinstance(logits, (jax.Array, np.ndarray, np.generic)):
+        raise TypeError(
+            f"{name} needs its logits as an array, but was given a {type(logits).__name__}. Write "
+            f"{name}(jnp.asarray(...)), with floating-point numbers."
+        )
+    shape: tuple[int, ...] = jnp.shape(logits)
+    dtype = logits.dtype
     layout = f"[..., {', '.join(axes)}]"
     if len(shape) < len(axes):
         raise ValueError(
             f"{name} needs logits of shape {layout}, of rank {len(axes)} or more, but was given "
-            f"shape {shape}."
+            f"shape {shape}.{_one_variable(shape, axes)}"
         )
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(
@@ -236,3 +243,13 @@ def check_logits(name: str, logits: Any, axes: tuple[str, ...]) -> None:
         raise ValueError(
             f"{name} needs at least one coordinate, but its logits have shape {shape}."
         )
+    return jnp.asarray(logits)
+
+
+def _one_variable(shape: tuple[int, ...], axes: tuple[str, ...]) -> str:
+    """What to do with the logits of a single variable."""
+    if len(shape) == len(axes) - 1 == 1:
+        return (
+            f" A single variable of {shape[0]} values has logits[None], of shape (1, {shape[0]})."
+        )
+    return " A single one has logits[None], of shape (1,)." if not shape and len(axes) == 1 else ""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from ..arrays import scatter, take
-from .base import FromLogits, check_logits
+from .base import FromLogits, as_logits
 
 
 class Bernoulli(FromLogits):
@@ -29,8 +29,7 @@ class Bernoulli(FromLogits):
     logits: Float[Array, "*batch d"]
 
     def __init__(self, logits: Any):
-        check_logits("Bernoulli", logits, ("d",))
-        self.logits = jnp.asarray(logits)
+        self.logits = as_logits("Bernoulli", logits, ("d",))
 
     @property
     def batch_shape(self):

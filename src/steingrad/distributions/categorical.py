@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..arrays import scatter, take
-from .base import FromLogits, check_logits
+from .base import FromLogits, as_logits
 
 
 class IndependentLogits(FromLogits):
@@ -76,8 +76,7 @@ class Categorical(IndependentLogits):
     logits: Float[Array, "*batch d m"]
 
     def __init__(self, logits: Any):
-        check_logits("Categorical", logits, ("d", "m"))
-        self.logits = jnp.asarray(logits)
+        self.logits = as_logits("Categorical", logits, ("d", "m"))
 
     @property
     def event_shape(self):

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ..arrays import take
-from .base import check_logits
+from .base import as_logits
 from .categorical import IndependentLogits
 
 
@@ -31,8 +31,7 @@ class Ordinal(IndependentLogits):
     values: tuple[float, ...] = eqx.field(static=True)
 
     def __init__(self, logits: Any, values: Sequence[int | float] | Array | np.ndarray):
-        check_logits("Ordinal", logits, ("d", "m"))
-        self.logits = jnp.asarray(logits)
+        self.logits = as_logits("Ordinal", logits, ("d", "m"))
         self.values = check_values("Ordinal", values)
         if len(self.values) != self.logits.shape[-1]:
             raise ValueError(

@@ -16,7 +16,7 @@ from problems import (
     normal,
     normalised_distributions,
     objective,
-    random_params,
+    random_cv,
     table,
     values_and_gradients,
 )
@@ -48,10 +48,10 @@ SURROGATES = {
 }
 
 
-def bias(estimator, dist, params=None):
+def bias(estimator, dist, cv=None):
     f = objective(dist)
-    params = random_params(estimator) if params is None else params
-    mean, variance = jax.jit(lambda p: moments(estimator, p, dist, f))(params)
+    cv = random_cv(estimator) if cv is None else cv
+    mean, variance = jax.jit(lambda p: moments(estimator, p, dist, f))(cv)
     assert all(float(v.max()) > 1e-3 for v in jax.tree.leaves(variance))
     return largest_difference(mean, sg.exact_gradient(f, dist))
 
@@ -78,10 +78,10 @@ def test_double_cv(num_samples):
     class Wrong(sg.DoubleCV):
         """Without the mean of its control variate."""
 
-        def estimate(self, params, dist, x, fx, dfx=None, **inputs):
+        def gradient(self, cv, dist, at):
             theta = jax.nn.sigmoid(dist.logits)
-            mean = params["alpha"] * theta * (1 - theta) * jnp.mean(dfx, axis=0)
-            return super().estimate(params, dist, x, fx, dfx, **inputs) + mean
+            mean = cv.alpha * theta * (1 - theta) * jnp.mean(at.dfx, axis=0)
+            return super().gradient(cv, dist, at) + mean
 
     assert bias(Wrong(num_samples), dist) > 1e-3
 
@@ -136,9 +136,9 @@ def test_a_biased_estimator_is_caught():
     """A surrogate that sees its own sample: the proof must fail."""
 
     class Peeking(sg.MLPSurrogate):
-        def evaluate(self, params, row, x, fx, dfx, f=None):
-            h, h_star = super().evaluate(params, row, x, fx[::-1], dfx[::-1], f)
-            return h, h_star
+        def evaluate(self, cv, row, at):
+            swapped = sg.Evaluated(at.x, at.fx[::-1], at.dfx[::-1])
+            return super().evaluate(cv, row, swapped)
 
     estimator = sg.Rodeo(2, surrogate=Peeking(hidden=5))
     assert bias(estimator, normalised_distributions()["bernoulli"]) > 1e-3
@@ -162,14 +162,14 @@ def test_some_coordinates(name, operator, monkeypatch):
         pytest.skip("the own-coordinate scan needs independent coordinates; refusal tested")
     f, d = objective(dist), dist.num_coordinates
     estimator = sg.Rodeo(2, operator, sg.MLPSurrogate(hidden=5))
-    params = random_params(estimator)
+    cv = random_cv(estimator)
     x, probs = all_tuples(dist, 2)
     fx, dfx = values_and_gradients(f, x)
 
     def mean_at(starts):
         draw = jnp.broadcast_to(starts[:, None], (2, len(probs)))
         monkeypatch.setattr(jax.random, "randint", lambda *_: draw)
-        g = estimator.estimate(params, batched(dist, len(probs)), x, fx, dfx, key=jax.random.key(0))
+        g = estimator.estimate(cv, batched(dist, len(probs)), x, fx, dfx, key=jax.random.key(0))
         return jax.tree.map(lambda leaf: jnp.tensordot(probs, leaf, axes=1), g)
 
     draws = jnp.asarray(list(np.ndindex(d, d)), jnp.int32)
@@ -184,8 +184,8 @@ def test_rao_blackwell(name):
     dist = normalised_distributions()[name]
     f = objective(dist)
     estimator = sg.Rodeo(2, surrogate=sg.ExactSurrogate(), loo=False, local=False)
-    params = sg.estimators.RodeoParams(None, jnp.zeros(()), jnp.ones(()))
-    _, ours = moments(estimator, params, dist, f)
+    cv = sg.Rodeo.CV(None, jnp.zeros(()), jnp.ones(()))
+    _, ours = moments(estimator, cv, dist, f)
     _, reinforce = moments(sg.Reinforce(2), None, dist, f)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(reinforce), strict=True):
         assert bool(jnp.all(a <= b + 1e-12))
@@ -202,8 +202,8 @@ def test_own_scan_is_local_expectation(name):
     estimator = sg.Rodeo(
         2, sg.Gibbs("own"), sg.ExactSurrogate(), loo=False, local=False, global_=True
     )
-    params = sg.estimators.RodeoParams(None, jnp.zeros(()), jnp.ones(()))
-    g = estimator.estimate(params, batch, x, f(x), f=f)
+    cv = sg.Rodeo.CV(None, jnp.zeros(()), jnp.ones(()))
+    g = estimator.estimate(cv, batch, x, f(x), f=f)
 
     def local_expectation(x):
         """By loops, for one state."""

@@ -118,14 +118,15 @@ ESTIMATORS = {
 
 
 def per_layer(name, model):
-    """An estimator for each layer, and parameters away from their first values."""
+    """An estimator for each layer, and control variates away from their first values."""
     relaxed = {"relax": sg.Relax, "relax without relaxation": Jumps}.get(name)
     if relaxed is None:
         built = [ESTIMATORS[name]] * model.num_layers
     else:
-        sizes = itertools.pairwise((PIXELS, *model.layer_sizes))
-        built = [relaxed(1, num_inputs=d, context_size=c, hidden=3) for c, d in sizes]
-    cv = [e.init(jax.random.key(i)) for i, e in enumerate(built)]
+        below = (PIXELS, *model.layer_sizes[:-1])
+        built = [relaxed(1, context_size=c, hidden=3) for c in below]
+    layers = enumerate(zip(built, model.layer_sizes, strict=True))
+    cv = [e.init(jax.random.key(i), sg.Bernoulli(jnp.zeros(d))) for i, (e, d) in layers]
     return tuple(built), tuple(jax.tree.map(lambda p: p + 0.5, c) for c in cv)
 
 

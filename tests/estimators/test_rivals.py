@@ -23,14 +23,14 @@ BITS = {
     "arms": sg.ARMS(3),
     "local_expectation": sg.LocalExpectation(2),
     "rebar": sg.Rebar(2),
-    "relax": sg.Relax(2, num_inputs=4, context_size=3),
-    "modified_relax": sg.Relax(3, surrogate=SURROGATE),
+    "relax": sg.Relax(2, context_size=3),
+    "modified_relax": sg.ModifiedRelax(3, SURROGATE),
 }
 CATEGORIES = {
     "local_expectation": sg.LocalExpectation(2),
     "rebar": sg.Rebar(2),
-    "relax": sg.Relax(2, num_inputs=6, context_size=3),
-    "modified_relax": sg.Relax(3, surrogate=SURROGATE),
+    "relax": sg.Relax(2, context_size=3),
+    "modified_relax": sg.ModifiedRelax(3, SURROGATE),
 }
 
 
@@ -42,17 +42,18 @@ def categories():
     return sg.Categorical(1.5 * normal(3, (2, 3)))
 
 
-def moved(estimator, seed=0):
-    """Parameters away from where they start, but not so far that noise hides a bias."""
-    params = estimator.init(jax.random.key(seed))
-    leaves, structure = jax.tree.flatten(params)
+def moved(estimator, dist, seed=0):
+    """Control variates away from where they start, but not so far that noise hides a bias."""
+    cv = estimator.init(jax.random.key(seed), dist)
+    leaves, structure = jax.tree.flatten(cv)
     leaves = [leaf + 0.2 * normal(seed + 80 + i, leaf.shape) for i, leaf in enumerate(leaves)]
-    params = jax.tree.unflatten(structure, leaves)
-    if params is not None and "surrogate" in params:
-        params["surrogate"] = jax.tree.map(lambda leaf: 2 * leaf, params["surrogate"])
-    if params is not None and "log_temperature" in params:
-        params |= {"log_temperature": jnp.full((), -0.5, float), "scale": jnp.full((), 0.8, float)}
-    return params
+    cv = jax.tree.unflatten(structure, leaves)
+    if hasattr(cv, "surrogate"):
+        cv = eqx.tree_at(lambda cv: cv.surrogate, cv, jax.tree.map(lambda w: 2 * w, cv.surrogate))
+    if hasattr(cv, "log_temperature"):
+        where = lambda cv: (cv.log_temperature, cv.scale)
+        cv = eqx.tree_at(where, cv, (jnp.full((), -0.5, float), jnp.full((), 0.8, float)))
+    return cv
 
 
 def context_for(estimator, batch=()):
@@ -61,13 +62,13 @@ def context_for(estimator, batch=()):
 
 
 @eqx.filter_jit
-def gradients(estimator, dist, f, params, key, context=None):
-    return estimator.value_and_grad(f, dist, params, key=key, context=context)[1]
+def gradients(estimator, dist, f, cv, key, context=None):
+    return estimator.value_and_grad(f, dist, cv, key=key, context=context)[1]
 
 
-def scores(estimator, dist, params=None):
-    params = moved(estimator) if params is None else params
-    return gradient_z_scores(estimator, params, dist, objective(dist), context_for(estimator))
+def scores(estimator, dist, cv=None):
+    cv = moved(estimator, dist) if cv is None else cv
+    return gradient_z_scores(estimator, cv, dist, objective(dist), context_for(estimator))
 
 
 @pytest.mark.usefixtures("x64")
@@ -97,7 +98,7 @@ class TestUnbiased:
 
     @pytest.mark.parametrize(("dist", "num_samples"), [*slow((bits, 3)), (categories, 2)])
     def test_modified_relax(self, dist, num_samples):
-        assert passes(scores(sg.Relax(num_samples, surrogate=SURROGATE), dist()))
+        assert passes(scores(sg.ModifiedRelax(num_samples, SURROGATE), dist()))
 
     def test_an_objective_that_jumps(self):
         """A table of values: unbiased with a relaxation in the control variate, not without."""
@@ -105,11 +106,11 @@ class TestUnbiased:
         f = lambda x: table[jnp.round(x @ weights).astype(int)]
         relaxation = lambda x: jnp.sum((x - 0.3) ** 3, axis=-1)
         estimator, dist = sg.Rebar(1), sg.Bernoulli(normal(1, (4,)))
-        params = moved(estimator)
+        cv = moved(estimator, dist)
 
         def loss(logits, key, relaxation):
             return sg.expectation(
-                f, sg.Bernoulli(logits), estimator, params, key=key, relaxation=relaxation
+                f, sg.Bernoulli(logits), estimator, cv, key=key, relaxation=relaxation
             )
 
         exact = sg.exact_gradient(f, dist)
@@ -119,8 +120,8 @@ class TestUnbiased:
 
     def test_disarm_without_its_factor(self):
         class Wrong(sg.DisARM):
-            def estimate(self, params, dist, *args, **kwargs):
-                grad = super().estimate(params, dist, *args, **kwargs)
+            def gradient(self, cv, dist, at):
+                grad = super().gradient(cv, dist, at)
                 return grad / jax.nn.sigmoid(jnp.abs(dist.logits))
 
         assert not passes(scores(Wrong(2), bits()))
@@ -145,7 +146,7 @@ class TestUnbiased:
 
     def test_a_surrogate_that_sees_its_own_sample(self, monkeypatch):
         monkeypatch.setattr(relax, "others", lambda values: values[None])
-        assert not passes(scores(sg.Relax(2, surrogate=SURROGATE), bits()))
+        assert not passes(scores(sg.ModifiedRelax(2, SURROGATE), bits()))
 
 
 @pytest.mark.usefixtures("x64")
@@ -239,16 +240,16 @@ class TestRelations:
         batch = batched(dist, x.shape[1])
         x = jnp.concatenate([x, x[:, ::-1]])
         rodeo = sg.Rodeo(2, sg.Gibbs("own"), sg.ExactSurrogate(), loo=False, local=False)
-        params = sg.estimators.RodeoParams(None, jnp.zeros(()), jnp.ones(()))
+        cv = sg.Rodeo.CV(None, jnp.zeros(()), jnp.ones(()))
         estimate = jax.jit(
             lambda: (
                 sg.LocalExpectation(2).estimate(None, batch, x, f(x), f=f),
-                rodeo.estimate(params, batch, x, f(x), f=f),
+                rodeo.estimate(cv, batch, x, f(x), f=f),
             )
         )
         np.testing.assert_allclose(*estimate(), atol=1e-12)
 
-    @pytest.mark.parametrize("estimator", [sg.DoubleCV(3), sg.Relax(3, surrogate=SURROGATE)])
+    @pytest.mark.parametrize("estimator", [sg.DoubleCV(3), sg.ModifiedRelax(3, SURROGATE)])
     def test_starts_as_rloo(self, estimator):
         key, f = jax.random.key(0), objective(bits())
         ours = gradients(estimator, bits(), f, estimator.init(key), key)
@@ -258,17 +259,18 @@ class TestRelations:
     def test_network(self):
         """It sees the context; without it RELAX is REBAR."""
         estimator, key, f = BITS["relax"], jax.random.key(0), objective(bits())
-        params, context = moved(estimator), context_for(estimator)
+        cv, context = moved(estimator, bits()), context_for(estimator)
         here, there = (
-            gradients(estimator, bits(), f, params, key, c).parameters for c in (context, -context)
+            gradients(estimator, bits(), f, cv, key, c).parameters for c in (context, -context)
         )
         assert float(jnp.abs(here - there).max()) > 1e-3
-        params["network"] = jax.tree.map(jnp.zeros_like, params["network"])
-        ours = gradients(estimator, bits(), f, params, key, context)
-        del params["network"]
-        theirs = gradients(BITS["rebar"], bits(), f, params, key)
+        cv = eqx.tree_at(lambda cv: cv.network, cv, jax.tree.map(jnp.zeros_like, cv.network))
+        ours = gradients(estimator, bits(), f, cv, key, context)
+        rebar = sg.Rebar.CV(cv.log_temperature, cv.scale)
+        theirs = gradients(BITS["rebar"], bits(), f, rebar, key)
         np.testing.assert_allclose(ours.parameters, theirs.parameters, rtol=1e-12)
-        assert largest_difference({name: ours.cv[name] for name in theirs.cv}, theirs.cv) < 1e-12
+        shared = sg.Rebar.CV(ours.cv.log_temperature, ours.cv.scale)
+        assert largest_difference(shared, theirs.cv) < 1e-12
 
 
 LEARNED = ["double_cv", "rebar", "relax", "modified_relax"]
@@ -284,11 +286,11 @@ def test_cv_gradient_is_that_of_the_mean_square(dist, name):
     dist, f = batched(dist(), 3), objective(dist())
     context = context_for(estimator, (3,))
 
-    def grads(params):
-        return gradients(estimator, dist, f, params, jax.random.key(3), context)
+    def grads(cv):
+        return gradients(estimator, dist, f, cv, jax.random.key(3), context)
 
-    params = moved(estimator)
-    flat, unravel = ravel_pytree(params)
+    cv = moved(estimator, dist)
+    flat, unravel = ravel_pytree(cv)
     slope, _ = ravel_pytree(grads(unravel(flat)).cv)
     directions = [jnp.eye(flat.size)[i] for i in range(min(flat.size, 2))]
     directions += [normal(100 + i, flat.size) for i in range(6)]
@@ -306,7 +308,8 @@ def test_cv_gradient_is_that_of_the_mean_square(dist, name):
 def test_expectation_agrees_with_value_and_grad(name):
     estimator = BITS[name]
     logits, w, key = normal(0, (2, 4)), normal(1, 4), jax.random.key(3)
-    cv, context = moved(estimator), context_for(estimator, (2,))
+    cv = moved(estimator, sg.Bernoulli(logits))
+    context = context_for(estimator, (2,))
 
     def f(x, w, key):  # a random objective: the same noise wherever it is evaluated
         noise = jax.random.normal(key, w.shape)
@@ -359,7 +362,7 @@ def test_extreme_logits(kind, name, dtype):
     context = context_for(estimator, (2, 3, 1))
     context = None if context is None else context.astype(dtype)
     weights = jnp.arange(1, 1 + np.prod(event)).reshape(event).astype(dtype)
-    cv = estimator.init(jax.random.key(0))
+    cv = estimator.init(jax.random.key(0), make(logits))
 
     def f(x):
         return jnp.sum(weights * x, axis=tuple(range(-len(event), 0))) ** 2
@@ -395,7 +398,7 @@ class TestCosts:
             jax.debug.callback(lambda x: seen.append(x.shape[0]), x)
             return jnp.sum(x, axis=axes)
 
-        cv, context = estimator.init(jax.random.key(0)), context_for(estimator)
+        cv, context = estimator.init(jax.random.key(0), dist), context_for(estimator)
         context = None if context is None else context.astype(jnp.float32)
         draw = lambda: (
             estimator.value_and_grad(f, dist, cv, key=jax.random.key(1), context=context)[
@@ -409,7 +412,7 @@ class TestCosts:
     @pytest.mark.parametrize("name", BITS)
     def test_parameters_keep_their_type(self, name):
         """So that a step of an optimiser, or a scan over steps, compiles once."""
-        for leaf in jax.tree.leaves(BITS[name].init(jax.random.key(0))):
+        for leaf in jax.tree.leaves(BITS[name].init(jax.random.key(0), sg.Bernoulli(jnp.zeros(4)))):
             assert leaf.dtype == jnp.float32
             assert not leaf.weak_type
 
@@ -427,7 +430,7 @@ class TestRefusals:
             (sg.DoubleCV(2), "general", "DoubleCV works on Bernoulli, but was given FromLogProb"),
             (sg.Rebar(2), "ordinal", "Rebar works on Bernoulli and Categorical, but was given"),
             (
-                sg.Relax(2, num_inputs=2),
+                sg.Relax(2),
                 "general",
                 "Relax works on Bernoulli and Categorical, but was given FromLogProb",
             ),
@@ -452,7 +455,7 @@ class TestRefusals:
             ),
         }[dist]
         f = lambda x: jnp.sum(x, axis=tuple(range(-dist.event_ndim, 0)))
-        key, cv = jax.random.key(0), estimator.init(jax.random.key(0))
+        key, cv = jax.random.key(0), estimator.init(jax.random.key(0), dist)
         x = dist.enumerate()[:2]
         for attempt in (
             lambda: estimator.sample(key, dist),
@@ -472,12 +475,10 @@ class TestRefusals:
             (lambda: sg.ARMS(1), "ARMS needs num_samples of 2 or more"),
             (lambda: sg.LocalExpectation(0), "LocalExpectation needs num_samples of 1 or more"),
             (lambda: sg.Rebar(0), "Rebar needs num_samples of 1 or more"),
-            (lambda: sg.Relax(0, num_inputs=3), "Relax needs num_samples of 1 or more"),
-            (lambda: sg.Relax(), "pass num_inputs=d for Bernoulli"),
-            (lambda: sg.Relax(num_inputs=3, hidden=0), "1 or more hidden units"),
-            (lambda: sg.Relax(surrogate=SURROGATE), "num_samples of 2 or more"),
-            (lambda: sg.Relax(2, num_inputs=3, surrogate=SURROGATE), "given both"),
-            (lambda: sg.Relax(2, surrogate=sg.PooledSurrogate()), "not a PooledSurrogate"),
+            (lambda: sg.Relax(0), "Relax needs num_samples of 1 or more"),
+            (lambda: sg.Relax().init(jax.random.key(0)), r"pass the distribution too, init\(key"),
+            (lambda: sg.Relax(hidden=0), "1 or more hidden units"),
+            (lambda: sg.ModifiedRelax(1, SURROGATE), "num_samples of 2 or more"),
         ],
     )
     def test_settings(self, make, sentence):
@@ -491,7 +492,7 @@ class TestRefusals:
             estimator = BITS[name]
             x = estimator.sample(key, dist)
             with pytest.raises(ValueError, match="use `value_and_grad` or `expectation`"):
-                estimator.estimate(estimator.init(key), dist, x, x[:, 0], x)
+                estimator.estimate(estimator.init(key, dist), dist, x, x[:, 0], x)
         modified = BITS["modified_relax"]
         x = modified.sample(key, dist)
         g = jax.eval_shape(
@@ -501,19 +502,21 @@ class TestRefusals:
         with pytest.raises(ValueError, match="draw noise: pass key"):
             modified.estimate(modified.init(key), dist, x, x[:, 0], x)
 
-    def test_parameters(self):
+    def test_control_variates(self):
         f, dist, key = lambda x: x[..., 0], sg.Bernoulli(jnp.zeros(4)), jax.random.key(0)
         for name in LEARNED:
-            with pytest.raises(ValueError, match=r"pass the parameters that `estimator"):
+            with pytest.raises(ValueError, match=r"pass the cv that .* makes, CV.*, not None"):
                 sg.value_and_grad(f, dist, BITS[name], key=key)
-        with pytest.raises(ValueError, match=r"network\), not \['log_temperature', 'scale'\]"):
+        with pytest.raises(ValueError, match=r"network=.*, not CV"):
             sg.value_and_grad(f, dist, BITS["relax"], BITS["rebar"].init(key), key=key)
+        with pytest.raises(ValueError, match="DisARM learns nothing: its cv is None, but was"):
+            sg.value_and_grad(f, dist, BITS["disarm"], BITS["rebar"].init(key), key=key)
 
     def test_inputs_of_the_network(self):
         f, dist, key = lambda x: x[..., 0], sg.Bernoulli(jnp.zeros((2, 4))), jax.random.key(0)
-        small, right = sg.Relax(num_inputs=3), BITS["relax"]
-        with pytest.raises(ValueError, match="build it with num_inputs=4"):
-            sg.value_and_grad(f, dist, small, small.init(key), key=key)
+        right, small = BITS["relax"], sg.Bernoulli(jnp.zeros((2, 3)))
+        with pytest.raises(ValueError, match=r"f32\[7,137\].*, not .*f32\[6,137\]"):
+            sg.value_and_grad(f, dist, right, right.init(key, small), key=key)
         for context in (None, jnp.zeros(3), jnp.zeros((2, 5))):
             with pytest.raises(ValueError, match=r"context of shape \(2, 3\)"):
-                sg.value_and_grad(f, dist, right, right.init(key), key=key, context=context)
+                sg.value_and_grad(f, dist, right, right.init(key, dist), key=key, context=context)

@@ -18,18 +18,18 @@ def test_piecewise_linear_is_the_network(dtype, tolerance, shape, block, monkeyp
     monkeypatch.setattr(piecewise, "BLOCK", block)
     with jax.enable_x64(dtype == jnp.float64):
         surrogate = sg.MLPSurrogate(hidden=13)
-        params = {
+        cv = {
             "w_in": normal(0, (2, 13)),
             "b_in": normal(1, 13),
             "w_out": normal(2, (13, 2)),
             "b_out": normal(3, 2),
         }
-        inputs = (params, normal(4, shape[:-1]), normal(5, shape))
+        inputs = (cv, normal(4, shape[:-1]), normal(5, shape))
         inputs = jax.tree.map(lambda leaf: leaf.astype(dtype), inputs)
         cotangent = normal(6, (2, *shape[1:])).astype(dtype)
 
-        def plain(params, value, linear):
-            outputs = surrogate.network(params, value[..., None], linear)
+        def plain(cv, value, linear):
+            outputs = surrogate.network(cv, value[..., None], linear)
             return jnp.stack([jnp.mean(h, axis=0) for h in outputs])
 
         fast = lambda p, v, t: piecewise.piecewise_linear(p, v, t, surrogate.slope)
@@ -42,9 +42,9 @@ def test_piecewise_linear_is_the_network(dtype, tolerance, shape, block, monkeyp
 
 
 def test_what_is_not_a_number_is_passed_on():
-    params = sg.MLPSurrogate(hidden=7).init(jax.random.key(0))
+    cv = sg.MLPSurrogate(hidden=7).init(jax.random.key(0))
     at = lambda value, linear: piecewise.piecewise_linear(
-        params, jnp.array([[value]]), jnp.array([[linear]]), 0.3
+        cv, jnp.array([[value]]), jnp.array([[linear]]), 0.3
     )
     assert jnp.isnan(at(1.0, [1.0, jnp.nan])).tolist() == 2 * [[[False, True]]]
     assert jnp.isnan(at(jnp.nan, [1.0, 2.0])).all()
@@ -59,9 +59,9 @@ def test_pooled_is_the_mlp_for_two_samples_only():
         )
         x = mlp.sample(jax.random.key(0), dist)
         fx, dfx = jnp.sum(jnp.sin(3 * x), -1), 3 * jnp.cos(3 * x)
-        params = mlp.init(jax.random.key(1))
-        params = jax.tree.map(lambda leaf: leaf + 0.3, params)
-        ours, theirs = (jax.jit(e.estimate)(params, dist, x, fx, dfx) for e in (mlp, pooled))
+        cv = mlp.init(jax.random.key(1))
+        cv = jax.tree.map(lambda leaf: leaf + 0.3, cv)
+        ours, theirs = (jax.jit(e.estimate)(cv, dist, x, fx, dfx) for e in (mlp, pooled))
         assert np.allclose(ours, theirs, atol=1e-5) == same
 
 
@@ -80,9 +80,9 @@ def test_linear_surrogate_removes_the_variance_of_a_linear_objective():
     dist = sg.Bernoulli(normal(0, 6))
     w = normal(1, 6)
     estimator = sg.Rodeo(2, sg.Gibbs("own"), sg.LinearSurrogate(), loo=False, local=False)
-    params = sg.estimators.RodeoParams(None, jnp.zeros(()), jnp.ones(()))
+    cv = sg.Rodeo.CV(None, jnp.zeros(()), jnp.ones(()))
     grads = [
-        estimator.value_and_grad(lambda x: x @ w, dist, params, key=jax.random.key(seed))[1]
+        estimator.value_and_grad(lambda x: x @ w, dist, cv, key=jax.random.key(seed))[1]
         for seed in range(3)
     ]
     theta = jax.nn.sigmoid(dist.logits)

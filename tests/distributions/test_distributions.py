@@ -125,3 +125,20 @@ def test_bernoulli_is_finite_everywhere(logits, seed):
     for number in (dist.log_prob(x), dist.score(x), dist.log_ratio(x, dist.shift(x, (1,)))):
         assert bool(jnp.all(jnp.isfinite(number)))
     np.testing.assert_allclose(dist.score(x), x - jax.nn.sigmoid(dist.logits), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "sentence"),
+    [
+        (lambda: sg.Bernoulli([0.1, 0.2]), TypeError, r"given a list. Write Bernoulli\(jnp.as"),
+        (lambda: sg.Bernoulli(0.3), TypeError, "as an array, but was given a float"),
+        (lambda: sg.Bernoulli(jnp.zeros(())), ValueError, r"logits\[None\], of shape \(1,\)"),
+        (lambda: sg.Categorical(jnp.zeros(8)), ValueError, r"8 values has logits\[None\], of sh"),
+        (lambda: sg.Ordinal(jnp.zeros(3), (0, 1, 2)), ValueError, r"logits\[None\], of shape \(1"),
+        (lambda: sg.Categorical(jnp.zeros((2, 1))), ValueError, "at least 2 values on the last"),
+        (lambda: sg.Bernoulli(jnp.zeros(3, int)), TypeError, "needs floating-point logits"),
+    ],
+)
+def test_logits_are_checked(make, error, sentence):
+    with pytest.raises(error, match=sentence):
+        make()

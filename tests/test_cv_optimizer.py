@@ -1,0 +1,87 @@
+"""One optimiser for whatever an estimator learns."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import steingrad as sg
+
+KEY = jax.random.key(0)
+DIST = sg.Bernoulli(jnp.linspace(-1, 1, 4))
+
+
+def f(x):
+    return jnp.sum((x - 0.45) ** 2, axis=-1) + 5
+
+
+def steps(estimator, optimizer, count=5):
+    """The control variates after some steps, with their gradients on the way."""
+    cv = estimator.init(KEY, DIST)
+    state, gradients = optimizer.init(cv), []
+    for i in range(count):
+        _, grads = estimator.value_and_grad(f, DIST, cv, key=jax.random.fold_in(KEY, i))
+        updates, state = optimizer.update(grads.cv, state, cv)
+        with jax.numpy_dtype_promotion("standard"):
+            cv = optax.apply_updates(cv, updates)
+        gradients.append(grads.cv)
+    return cv, gradients
+
+
+@pytest.mark.parametrize(
+    ("estimator", "b1"),
+    [(sg.DoubleCV(2), 0.9), (sg.Reinforce(2, "learned"), 0.9), (sg.Rebar(), 0.999)],
+)
+def test_adam(estimator, b1):
+    cv, gradients = steps(estimator, sg.cv_optimizer(estimator, learning_rate=0.01))
+    theirs = estimator.init(KEY, DIST)
+    adam = optax.adam(0.01, b1=b1)
+    state = adam.init(theirs)
+    with jax.numpy_dtype_promotion("standard"):
+        for gradient in gradients:
+            updates, state = adam.update(gradient, state)
+            theirs = optax.apply_updates(theirs, updates)
+    for a, b in zip(jax.tree.leaves(cv), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_moving_average():
+    estimator, average = sg.Reinforce(2, "moving_average"), 0.0
+    cv, _ = steps(estimator, sg.cv_optimizer(estimator, learning_rate=1e9), count=3)
+    for i in range(3):
+        value, _ = estimator.value_and_grad(
+            f, DIST, estimator.init(KEY), key=jax.random.fold_in(KEY, i)
+        )
+        average = 0.99 * average + 0.01 * float(value)
+    np.testing.assert_allclose(cv.baseline, average, rtol=1e-5)
+
+
+def test_nothing_learned():
+    cv, _ = steps(sg.RLOO(2), sg.cv_optimizer(sg.RLOO(2)))
+    assert cv is None
+
+
+def test_a_schedule():
+    """The learning rate may change with the steps."""
+    estimator = sg.DoubleCV(2)
+    still = sg.cv_optimizer(estimator, optax.piecewise_constant_schedule(0.1, {2: 0.0}))
+    two, _ = steps(estimator, still, count=2)
+    ten, _ = steps(estimator, still, count=10)
+    np.testing.assert_array_equal(two.alpha, ten.alpha)
+    assert float(two.alpha) != 0
+
+
+def test_several_layers():
+    """Each with the optimiser that suits it."""
+    layers = (sg.Reinforce(2, "moving_average"), sg.RLOO(2), sg.DoubleCV(2))
+    optimizer = sg.cv_optimizer(layers, learning_rate=0.01)
+    cv = tuple(estimator.init(KEY, DIST) for estimator in layers)
+    grads = tuple(
+        e.value_and_grad(f, DIST, c, key=KEY)[1].cv for e, c in zip(layers, cv, strict=True)
+    )
+    together, _ = optimizer.update(grads, optimizer.init(cv), cv)
+    for estimator, one_cv, gradient, update in zip(layers, cv, grads, together, strict=True):
+        alone = sg.cv_optimizer(estimator, learning_rate=0.01)
+        expected, _ = alone.update(gradient, alone.init(one_cv), one_cv)
+        assert jax.tree.map(float, update) == jax.tree.map(float, expected)
