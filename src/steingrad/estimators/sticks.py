@@ -28,7 +28,7 @@ class Sticks(NamedTuple):
         return jnp.exp(self.log_probs - self.log_tail)
 
     @property
-    def logits(self) -> Float[Array, "... m-1"]:
+    def logits(self) -> Float[Array, "... n"]:
         """log(φ / (1 − φ)), of all but the last."""
         return self.log_probs[..., :-1] - self.log_tail[..., 1:]
 
@@ -41,7 +41,7 @@ def break_sticks(dist: Distribution) -> Sticks:
     return Sticks(order, jnp.argsort(order, axis=-1), log_probs, log_tail)
 
 
-def first_of(sticks: Sticks, bits: Bool[Array, "... m-1"]) -> Int[Array, "..."]:
+def first_of(sticks: Sticks, bits: Bool[Array, "... n"]) -> Int[Array, "..."]:
     """The category of the first bit that is 1, the last category if there is none."""
     last = jnp.ones_like(bits[..., :1])
     first = jnp.argmax(jnp.concatenate([bits, last], axis=-1), axis=-1)
@@ -54,7 +54,7 @@ def stick_of(dist: Distribution, sticks: Sticks, x: Float[Array, "..."]) -> Int[
 
 
 def pair_weight(
-    sticks: Sticks, differ: Float[Array, "... m-1"], both: Float[Array, "... m-1"]
+    sticks: Sticks, differ: Float[Array, "... n"], both: Float[Array, "... m-1"]
 ) -> Float[Array, "... m"]:
     r"""$r = p_a p_b / P(a, b)$, the importance weight of a pair of categories whose bits are
     coupled stick by stick: it depends on the first of the two sticks alone.
