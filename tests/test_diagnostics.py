@@ -14,8 +14,8 @@ import pytest
 
 import steingrad as sg
 from problems import moments, normal, normalised_distributions, objective, random_cv
-from steingrad import diagnostics
-from steingrad.diagnostics import compare
+from steingrad.diagnostics import compare, measure
+from steingrad.diagnostics.compare import _named
 from steingrad.estimators import Estimator, Gradients
 
 KEY = jax.random.key(0)
@@ -25,8 +25,8 @@ KEY = jax.random.key(0)
 def _quick():
     """Hardly any timing, and less time in the compiler, which is where these tests spend it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(diagnostics, "TIMED_CALLS", 2)
-        patch.setattr(diagnostics, "TIMED_SECONDS", 0.0)
+        patch.setattr(measure, "TIMED_CALLS", 2)
+        patch.setattr(measure, "TIMED_SECONDS", 0.0)
         jax.config.update("jax_disable_most_optimizations", True)
         yield
         jax.config.update("jax_disable_most_optimizations", False)
@@ -134,7 +134,7 @@ def test_chunks_make_no_difference():
     estimate = eqx.Partial(sg.RLOO(2).value_and_grad, f, dist)
     g = [estimate(key=jax.random.fold_in(KEY, i))[1].parameters.ravel() for i in range(23)]
     for chunk in (1, 7, 22, 23):
-        result = diagnostics._moments(estimate, KEY, 23, chunk)
+        result = measure.moments(estimate, KEY, 23, chunk)
         np.testing.assert_allclose(result.mean, np.mean(g, axis=0), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(result.variance, np.var(g, axis=0, ddof=1), rtol=1e-4)
 
@@ -142,7 +142,7 @@ def test_chunks_make_no_difference():
 def test_float32_keeps_a_small_variance_beside_a_large_mean():
     estimator = Known(jnp.array([1e4, -1e4, 0.0]), noise=0.1)
     estimate = eqx.Partial(estimator.value_and_grad, None, None)
-    result = diagnostics._moments(estimate, KEY, 50_000, 1000)
+    result = measure.moments(estimate, KEY, 50_000, 1000)
     np.testing.assert_allclose(result.variance, 0.01, rtol=0.05)
 
 
@@ -152,11 +152,11 @@ def test_a_hundred_thousand_draws_of_200_bits_fit_in_memory(estimator):
     f = lambda x: jnp.sin(x @ weights) + jnp.sum((x - 0.45) ** 2, axis=-1)
     dist = sg.Bernoulli(normal(4, 200))
     estimate = eqx.Partial(estimator.value_and_grad, f, dist, estimator.init(KEY))
-    chunk = diagnostics.CHUNK_BYTES // diagnostics._cost(estimate, KEY)[1]
+    chunk = measure.CHUNK_BYTES // measure.cost(estimate, KEY)[1]
     assert 10 < chunk < 50_000
-    compiled = diagnostics._moments.lower(estimate, KEY, 100_000, chunk).compile()
+    compiled = measure.moments.lower(estimate, KEY, 100_000, chunk).compile()
     memory = compiled.compiled.memory_analysis()
-    assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 2 * diagnostics.CHUNK_BYTES
+    assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 2 * measure.CHUNK_BYTES
 
 
 def test_a_space_too_large_to_enumerate():
@@ -258,7 +258,7 @@ def test_names():
         sg.Rodeo(3, sg.Gibbs(scan="own"), sg.MLPSurrogate(hidden=5), local=False),
         sg.Rodeo(2, sg.Zanella(kappa)),
     ]
-    assert list(diagnostics._named(estimators, sg.Bernoulli(jnp.zeros(2)))) == [
+    assert list(_named(estimators)) == [
         "RLOO(2)",
         "RLOO(2) #2",
         "RLOO(2) #3",

@@ -54,7 +54,7 @@ def stick_of(dist: Distribution, sticks: Sticks, x: Float[Array, "..."]) -> Int[
 
 
 def pair_weight(
-    sticks: Sticks, differ: Float[Array, "... n"], both: Float[Array, "... m-1"]
+    sticks: Sticks, differ: Float[Array, "... n"], both: Float[Array, "... n"]
 ) -> Float[Array, "... m"]:
     r"""$r = p_a p_b / P(a, b)$, the importance weight of a pair of categories whose bits are
     coupled stick by stick: it depends on the first of the two sticks alone.
