@@ -183,6 +183,125 @@ def test_bias_is_found(random):
     assert "BIASED" in str(result)
 
 
+def test_what_is_biased_by_design_is_labelled():
+    dist = sg.Bernoulli(normal(5, 3))
+    f = lambda x: 5 * jnp.sum((x - 0.3) ** 2, axis=-1)
+    estimators = {"reinmax": sg.ReinMax(), "straight": sg.StraightThrough(), "rloo": sg.RLOO(2)}
+    result = compare(f, dist, estimators, key=KEY, draws=4000)
+    # ReinMax is exact for a quadratic, but makes no promise of it.
+    assert [row.verdict for row in result.rows] == ["biased (declared)"] * 2 + [""]
+    assert [row.biased for row in result.rows] == [False, True, False]
+    assert [row.declared for row in result.rows] == [True, True, False]
+    assert result.best is result["rloo"]
+    assert result.least_error is result["reinmax"]
+    lines = str(result).splitlines()
+    assert lines[2].endswith("biased (declared), least error")
+    assert lines[4].endswith("best")
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_mean_squared_error(random):
+    """Bias² and its error against summation; the error covers what chance does to it."""
+    dist = sg.Bernoulli(normal(6, 3))
+    exact = objective(dist)
+    noisy = lambda x, key: exact(x) + 0 * jax.random.normal(key, x.shape[:-1])
+    estimator = sg.StraightThrough()
+    mean, variance = moments(estimator, None, dist, exact)
+    gradient = sg.exact_gradient(exact, dist)
+    bias_squared = float(jnp.sum((mean - gradient) ** 2))
+    f = noisy if random else exact
+    row = compare(f, dist, [estimator], key=KEY, draws=20_000).rows[0]
+    assert 0 < row.bias_squared_error < 0.3 * bias_squared
+    assert abs(row.bias_squared - bias_squared) < 4 * row.bias_squared_error
+    np.testing.assert_allclose(row.variance, flat(variance).sum(), rtol=0.05)
+    assert row.mean_squared_error == row.bias_squared + row.variance
+    cosine = jnp.sum(mean * gradient) / jnp.linalg.norm(mean) / jnp.linalg.norm(gradient)
+    np.testing.assert_allclose(row.cosine_of_mean, cosine, atol=0.02)
+
+
+def test_error_of_the_squared_bias():
+    """The spread of many estimates of it is what each says of itself, with and without bias."""
+    dist = sg.Bernoulli(jnp.zeros(3))
+    f = lambda x: x[..., 0]
+    gradient = sg.exact_gradient(f, dist)
+    for bias in (0.0, 0.5):
+        estimator = Known(gradient + bias, noise=1.0)
+        rows = [
+            compare(lambda x: x[..., 0], dist, [estimator], key=jax.random.key(i), draws=200).rows[
+                0
+            ]
+            for i in range(40)
+        ]
+        found = np.asarray([row.bias_squared for row in rows])
+        said = np.mean([row.bias_squared_error for row in rows])
+        if bias:
+            np.testing.assert_allclose(np.mean(found), 3 * bias**2, atol=4 * said / 40**0.5)
+            np.testing.assert_allclose(np.std(found), said, rtol=0.4)
+        else:
+            # Of the variance 2 tr C², with C = 1/200 for each of three; half of it is cut at 0.
+            np.testing.assert_allclose(said, (2 * 3) ** 0.5 / 200, rtol=0.3)
+            assert np.mean(found == 0) > 0.2
+
+
+def test_cosine_of_one_estimate():
+    dist = sg.Bernoulli(normal(9, 3))
+    gradient = sg.exact_gradient(objective(dist), dist)
+    estimators = {"same": Known(gradient), "against": Known(-gradient), "none": Known(0 * gradient)}
+    result = compare(objective(dist), dist, estimators, key=KEY, draws=1000)
+    np.testing.assert_allclose([row.cosine for row in result.rows], [1, -1, 0], atol=1e-6)
+    np.testing.assert_allclose([row.cosine_of_mean for row in result.rows], [1, -1, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize(("logit", "draws"), [(9.0, 500), (7.0, 500), (0.0, 8)])
+def test_more_draws(logit, draws):
+    """Nothing seen, hardly anything seen, and too few draws: no verdict, and no z of 0."""
+    dist = sg.Bernoulli(jnp.full(3, logit))
+    f = lambda x: jnp.sum(x, axis=-1) ** 2
+    result = compare(f, dist, [sg.RLOO(2)], key=KEY, draws=draws)
+    row = result.rows[0]
+    assert not row.biased
+    assert row.judged < 0.5
+    assert row.verdict == "more draws"
+    line = str(result).splitlines()[2]
+    assert "0.00  " not in line[-60:]
+    assert "more draws" in line
+    assert "undecided" in str(result)
+    many = compare(lambda x: f(x), sg.Bernoulli(jnp.zeros(3)), [sg.RLOO(2)], key=KEY, draws=2000)
+    assert many.rows[0].verdict == ""
+    assert many.rows[0].judged == 1
+
+
+def test_what_does_not_fit_is_left_out():
+    dist = sg.Categorical(normal(2, (2, 3)))
+    f = lambda x: jnp.sum(x[..., 0], axis=-1) ** 2
+    estimators = [sg.DisARM(2), sg.RLOO(2), sg.Relax(1, context_size=4), sg.CARMS(3)]
+    result = compare(f, dist, estimators, key=KEY, draws=500, adapt_steps=2)
+    assert [row.name for row in result.rows] == ["RLOO(2)", "CARMS(3)"]
+    assert list(result.skipped) == ["DisARM(2)", "Relax(1, context_size=4)"]
+    assert "Left out: DisARM(2). DisARM works on Bernoulli, but was given Categorical." in str(
+        result
+    )
+    assert result.to_dict()["skipped"] == result.skipped
+    with pytest.raises(ValueError, match="DisARM works on Bernoulli"):
+        compare(f, dist, [sg.DisARM(2), sg.ARMS(2)], key=KEY)
+
+
+def test_progress(monkeypatch, capsys):
+    run = lambda: compare(
+        lambda x: x[..., 0], sg.Bernoulli(jnp.zeros(2)), [sg.RLOO(2)], key=KEY, draws=200
+    )
+    run()
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    run()
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "RLOO(2)" in shown.err
+    monkeypatch.setitem(sys.modules, "rich.progress", None)  # not installed
+    run()
+    assert capsys.readouterr().err == ""
+
+
 def test_bits_that_hardly_ever_flip_are_not_called_biased():
     signs = jnp.sign(normal(7, (4, 12)))
     dist = sg.Bernoulli(signs * jnp.linspace(2.0, 14.0, 48).reshape(4, 12))
@@ -291,15 +410,15 @@ def test_printing(small):
     assert lines[0].split()[0] == "estimator"
     assert [line.split()[0] for line in lines[2:5]] == ["<a>,", "biased", "exact"]
     assert lines[3].endswith("BIASED")
-    assert lines[4].endswith("best")
+    assert lines[4].endswith("best, least error")
     # Every column ends where its heading does.
-    ends = [i for i in range(len(lines[0])) if lines[0][i : i + 2] in ("s ", "e ", "‖ ")]
+    ends = [i for i in range(len(lines[0])) if lines[0][i : i + 2] in ("s ", "e ", "² ")]
     assert all(line[end + 1] == " " for line in lines[2:5] for end in ends)
-    assert max(map(len, lines)) <= 120
+    assert max(map(len, lines)) <= 130
     page = small._repr_html_()
     assert page.count("<tr>") == page.count("</tr>") == 4
-    assert page.count("<th>") == page.count("</th>") == 10
-    assert page.count("<td>") == page.count("</td>") == 30
+    assert page.count("<th>") == page.count("</th>") == 12
+    assert page.count("<td>") == page.count("</td>") == 36
     assert "&lt;a&gt;" in page
     assert "<a>" not in page
 
@@ -375,3 +494,38 @@ def test_errors(change, message):
 def test_a_class_is_not_an_estimator():
     with pytest.raises(TypeError):
         compare(lambda x: x[..., 0], sg.Bernoulli(jnp.zeros(2)), [sg.RLOO], key=KEY)
+
+
+def test_best_number_of_samples():
+    dist, f = sg.Bernoulli(normal(14, 3)), objective(sg.Bernoulli(normal(14, 3)))
+    found = best_num_samples(f, dist, sg.RLOO, key=KEY, candidates=(1, 2, 4), seconds=0.5)
+    assert sorted(row.num_samples for row in found) == [2, 4]  # RLOO has no baseline with 1
+    products = [row.variance_times_seconds for row in found]
+    assert products == sorted(products)
+    for row in found:
+        assert row.draws >= 600
+        assert row.evaluations == row.num_samples
+        assert row.variance_times_seconds == row.variance * row.seconds
+        exact = flat(moments(sg.RLOO(row.num_samples), None, dist, f)[1]).sum()
+        assert abs(row.variance - exact) < 0.25 * exact
+        assert 0 < row.error < 0.3 * row.variance_times_seconds
+
+
+def test_best_number_of_something_else():
+    make = lambda k: sg.GumbelSoftmax(1, straight_through=True, jacobian_draws=k)
+    dist = sg.Bernoulli(normal(14, 3))
+    found = best_num_samples(objective(dist), dist, make, key=KEY, candidates=(1, 10), seconds=0.1)
+    by_number = {row.num_samples: row for row in found}
+    assert by_number[10].variance < by_number[1].variance
+    assert by_number[10].evaluations == 1
+
+
+def test_best_number_of_samples_refuses():
+    dist, f = sg.Bernoulli(jnp.zeros(2)), lambda x: x[..., 0]
+    for change in ({"candidates": ()}, {"seconds": 0.0}):
+        with pytest.raises(ValueError, match="needs candidates, and seconds above 0"):
+            best_num_samples(f, dist, sg.RLOO, key=KEY, **change)
+    with pytest.raises(ValueError, match="RLOO needs num_samples of 2 or more"):
+        best_num_samples(f, dist, sg.RLOO, key=KEY, candidates=(1,))
+    with pytest.raises(ValueError, match="CARMS works on Categorical"):
+        best_num_samples(f, dist, sg.CARMS, key=KEY, candidates=(2, 3))

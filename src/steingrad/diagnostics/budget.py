@@ -40,7 +40,7 @@ def best_num_samples(
     *,
     key: PRNGKeyArray,
     candidates: Sequence[int] = (1, 2, 4, 8, 16),
-    seconds: float = 60.0,
+    seconds: int | float = 60.0,
     adapt_steps: int = 1_000,
     learning_rate: float = 1e-3,
     args: tuple = (),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def progress(total: float) -> Iterator[Callable[[str, float], None]]:
+def progress(total: int | float) -> Iterator[Callable[[str, int | float], None]]:
     """Yields what to call with what comes next and how much is done. No bar where standard error
     is not a terminal, or `rich` is not installed."""
     rich = _rich() if sys.stderr.isatty() else None

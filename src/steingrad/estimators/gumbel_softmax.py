@@ -42,7 +42,7 @@ class GumbelSoftmax(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, default=1)
-    temperature: float = eqx.field(static=True, default=0.5)
+    temperature: int | float = eqx.field(static=True, default=0.5)
     straight_through: bool = eqx.field(static=True, default=False)
     jacobian_draws: int = eqx.field(static=True, default=1)
     biased: ClassVar[bool] = True

@@ -34,7 +34,7 @@ class ReinMax(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, default=1)
-    temperature: float = eqx.field(static=True, default=1.0)
+    temperature: int | float = eqx.field(static=True, default=1.0)
     biased: ClassVar[bool] = True
     distributions: ClassVar = (Bernoulli, Categorical, Ordinal)
 
@@ -56,6 +56,6 @@ class ReinMax(Estimator):
         return second - through(dist, p, mean_of_samples(dfx)) / 2
 
 
-def check_temperature(name: str, temperature: float) -> None:
+def check_temperature(name: str, temperature: int | float) -> None:
     if not temperature > 0:
         raise ValueError(f"{name} needs a temperature above 0, but was given {temperature}.")

@@ -50,7 +50,7 @@ class StraightThrough(Estimator):
         return through(dist, probabilities(dist), mean_of_samples(by_value(dist, at.dfx)))
 
 
-def probabilities(dist: Distribution, temperature: float = 1.0) -> Float[Array, "..."]:
+def probabilities(dist: Distribution, temperature: int | float = 1.0) -> Float[Array, "..."]:
     r"""$\sigma(\eta / \tau)$ of bits, $\operatorname{softmax}(\eta / \tau)$ of categories."""
     logits = dist.parameters.astype(compute_dtype(dist.parameters)) / temperature
     return jax.nn.sigmoid(logits) if isinstance(dist, Bernoulli) else jax.nn.softmax(logits)
