@@ -122,7 +122,7 @@ class TestByDraws:
 
     def test_frequencies(self):
         """Two of three samples of CARMS are a and b as often as P(a, b) says."""
-        dist = sg.Categorical(SKEWED)
+        dist = sg.Categorical(SKEWED.astype(float))
 
         def draw(key):
             x = sg.CARMS(3).sample(key, dist)

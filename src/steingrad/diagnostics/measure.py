@@ -112,12 +112,13 @@ def moments(
         deviation = inside * (g - here)
         total, change = count + added, here - mean
         squares += jnp.sum(deviation**2, axis=0) + change**2 * (count * added / total)
-        largest = jnp.maximum(largest, jnp.max(jnp.abs(deviation[:, :-1])))
         group = start // -(-draws // GROUPS)
         sums = sums.at[group].add(added * here[:-1])
         counts = counts.at[group].add(added)
         along += jnp.sum(inside[:, 0] * cosines)
         mean += change * (added / total)
+        # From the mean so far: a chunk may be a single draw, which is its own mean.
+        largest = jnp.maximum(largest, jnp.max(jnp.abs(inside * (g - mean))[:, :-1]))
         return (total, mean, squares, largest, sums, counts, along), None
 
     struct, _ = jax.eval_shape(draw, 0)
