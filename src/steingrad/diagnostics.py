@@ -17,15 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from .distributions.base import Distribution, compute_dtype
-from .estimators import RLOO, Estimator, Reinforce
-from .estimators.base import as_jax_arrays, check_distribution, takes_key
+from .arrays import compute_dtype
+from .cv_optimizer import cv_optimizer
+from .distributions import Distribution
+from .estimators import RLOO, Estimator
+from .estimators.base import check_distribution
 from .exact import exact_gradient
+from .objective import as_jax_arrays, takes_key
 
 EXACT_STATES = 2**16  # enumerate up to here, counted over the whole batch
 CHUNK_BYTES = 2**26
 TIMED_CALLS, TIMED_SECONDS = 10, 0.1  # at least
-DECAY = 0.99  # of a moving-average baseline
 SIGNIFICANCE = 1e-4
 ROUNDING = 16  # in units of the last place of f
 # Bits with large logits hardly ever flip, and where the draws happen to miss it their variance
@@ -51,8 +53,8 @@ def compare(
     r"""Run each estimator on your own $f$ and $q$; tell its variance, its cost and its bias.
 
     `estimators` is a list, or a dictionary that names them; `f`, `args`, `context` and `relaxation`
-    are as in `expectation`. Control variates that learn first take `adapt_steps` steps of Adam,
-    with optax (a moving-average baseline: its average, with decay 0.99); then all stays fixed over
+    are as in `expectation`. Control variates that learn first take `adapt_steps` steps of
+    their `cv_optimizer`; then all stays fixed over
     `draws` independent estimates, made `chunk` at a time (default: what takes about 64 MB).
 
     Gradients are those of the mean over the batch; the variance is summed over all parameters (the
@@ -84,13 +86,11 @@ def compare(
         init_key, adapt_key, draw_key = jax.random.split(key, 3)
         settings = {"args": args, "context": context, "relaxation": relaxation}
         estimate = eqx.Partial(estimator.value_and_grad, f, dist, **settings)
-        params = estimator.init(init_key)
-        if adapt_steps and jax.tree.leaves(eqx.filter(params, eqx.is_inexact_array)):
-            optax = _import("optax", f"{_name(estimator)} with adapt_steps > 0")
-            averages = isinstance(estimator, Reinforce) and estimator.baseline == "moving_average"
-            optimizer = optax.sgd(1 - DECAY) if averages else optax.adam(learning_rate)
-            params = _adapt(estimate, params, optimizer, adapt_key, adapt_steps)
-        estimate = eqx.Partial(estimate, params)
+        cv = estimator.init(init_key, dist)
+        if adapt_steps and jax.tree.leaves(cv):
+            optimizer = cv_optimizer(estimator, learning_rate)
+            cv = _adapt(estimate, cv, optimizer, adapt_key, adapt_steps)
+        estimate = eqx.Partial(estimate, cv)
         seconds, size = _cost(estimate, draw_key)
         at_once = min(draws, chunk or max(1, CHUNK_BYTES // size))
         return seconds, jax.tree.map(np.asarray, _moments(estimate, draw_key, draws, at_once))
@@ -230,20 +230,17 @@ class _Moments(NamedTuple):
 
 
 @eqx.filter_jit
-def _adapt(estimate: Callable, params: Any, optimizer: Any, key: PRNGKeyArray, steps: int) -> Any:
-    """The parameters of the control variates after so many steps."""
-    learned, fixed = eqx.partition(params, eqx.is_inexact_array)
+def _adapt(estimate: Callable, cv: Any, optimizer: Any, key: PRNGKeyArray, steps: int) -> Any:
+    """The control variates after so many steps."""
 
     def step(carry, key):
-        learned, state = carry
-        _, grads = estimate(eqx.combine(learned, fixed), key=key)
-        with jax.numpy_dtype_promotion("standard"):  # optax mixes types
-            updates, state = optimizer.update(grads.cv, state, learned)
-        return (eqx.apply_updates(learned, updates), state), None
+        cv, state = carry
+        _, grads = estimate(cv, key=key)
+        updates, state = optimizer.update(grads.cv, state, cv)
+        return (eqx.apply_updates(cv, updates), state), None
 
-    start = learned, optimizer.init(learned)
-    (learned, _), _ = jax.lax.scan(step, start, jax.random.split(key, steps))
-    return eqx.combine(learned, fixed)
+    (cv, _), _ = jax.lax.scan(step, (cv, optimizer.init(cv)), jax.random.split(key, steps))
+    return cv
 
 
 def _cost(estimate: Callable, key: PRNGKeyArray) -> tuple[float, int]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .distributions import Distribution
-from .estimators.base import bind
+from .objective import bind
 
 
 def exact_expectation(

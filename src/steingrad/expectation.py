@@ -10,14 +10,15 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from .distributions import Distribution
 from .estimators import Estimator, Gradients
-from .estimators.base import as_jax_arrays, bind, scale_cv
+from .estimators.base import scale_cv
+from .objective import as_jax_arrays, bind
 
 
 def expectation(
     f: Callable[..., Float[Array, "..."]],
     dist: Distribution,
     estimator: Estimator,
-    params: Any = None,
+    cv: Any = None,
     *,
     key: PRNGKeyArray,
     args: tuple = (),
@@ -35,9 +36,9 @@ def expectation(
     Reverse-mode differentiation gives
 
     - with respect to the distribution: the estimator's unbiased $g \approx \nabla_\eta E[f]$;
-    - with respect to `params`, the control variates: the gradient of the mean over all numbers in
+    - with respect to `cv`, the control variates: the gradient of the mean over all numbers in
       $g'$ of their squares, $g'$ being the gradient actually passed on. That is a convention:
-      $E[f]$ does not depend on `params`. It carries the square of the incoming cotangent, so that
+      $E[f]$ does not depend on `cv`. It carries the square of the incoming cotangent, so that
       descending it lowers the variance whatever sign and scale the expectation has in the loss;
     - with respect to `args` and what `f` closes over: the ordinary gradient of the mean of $f$.
 
@@ -64,7 +65,7 @@ def expectation(
         lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf, tree
     )
     return _expectation(
-        (dist.parameters, params, (keyed, args)),
+        (dist.parameters, cv, (keyed, args)),
         stop(dist),
         estimator,
         key,
@@ -83,7 +84,7 @@ def _expectation(differentiable, dist, estimator, key, others):
 @_expectation.def_fwd
 def _forward(perturbed, differentiable, dist, estimator, key, others):
     context, relaxed = others
-    parameters, params, keyed_and_args = differentiable
+    parameters, cv, keyed_and_args = differentiable
     moving, still = eqx.partition(keyed_and_args, perturbed[2])
     moving = jax.tree.map(jnp.asarray, moving)  # outside jit a scalar arrives as a Python number
 
@@ -98,7 +99,7 @@ def _forward(perturbed, differentiable, dist, estimator, key, others):
     return estimator.value_and_grad(
         f,
         dist.with_parameters(parameters),
-        params,
+        cv,
         key=key,
         args=(moving,),
         context=context,
@@ -120,7 +121,7 @@ def value_and_grad(
     f: Callable[..., Float[Array, "..."]],
     dist: Distribution,
     estimator: Estimator,
-    params: Any = None,
+    cv: Any = None,
     *,
     key: PRNGKeyArray,
     args: tuple = (),
@@ -138,5 +139,5 @@ def value_and_grad(
     ((3,), (3,))
     """
     return estimator.value_and_grad(
-        f, dist, params, key=key, args=args, context=context, relaxation=relaxation
+        f, dist, cv, key=key, args=args, context=context, relaxation=relaxation
     )

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from ..arrays import compute_dtype, take
+
 MAX_STATES = 2**20
 # Neighbours are visited this many coordinates at a time, so that memory stays linear in d.
 COORDINATES_AT_A_TIME = 64
@@ -221,12 +223,6 @@ def _arange(n: int) -> Int[Array, "n"]:
     return jnp.arange(n, dtype=jnp.int32)
 
 
-def compute_dtype(*arrays: Any) -> Any:
-    """The type to compute in: that of the arrays, and at least float32."""
-    double = any(jnp.result_type(array) == jnp.float64 for array in arrays)
-    return jnp.dtype(jnp.float64 if double else jnp.float32)
-
-
 def check_logits(name: str, logits: Any, axes: tuple[str, ...]) -> None:
     """Raise unless `logits` is a floating-point array with at least these trailing axes."""
     shape, dtype = jnp.shape(logits), jnp.result_type(logits)
@@ -250,26 +246,3 @@ def check_logits(name: str, logits: Any, axes: tuple[str, ...]) -> None:
         raise ValueError(
             f"{name} needs at least one coordinate, but its logits have shape {shape}."
         )
-
-
-def take(array: Array, coordinates: Int[Array, "... c"] | None, axis: int = -1) -> Array:
-    """Pick coordinates out of an axis; `array`'s other axes are broadcast against theirs."""
-    if coordinates is None:
-        return array
-    for _ in range(-1 - axis):
-        coordinates = coordinates[..., None]
-    extra = coordinates.ndim - array.ndim
-    array = array.reshape((1,) * max(extra, 0) + array.shape)
-    coordinates = coordinates.reshape((1,) * max(-extra, 0) + coordinates.shape)
-    return jnp.take_along_axis(array, coordinates, axis=axis)
-
-
-def scatter(updates: Array, index: Int[Array, "... n"], size: int) -> Array:
-    """Add `updates` up into an axis of `size` entries: the transpose of `take`."""
-    shape = jnp.broadcast_shapes(updates.shape, index.shape)
-    updates, index = jnp.broadcast_to(updates, shape), jnp.broadcast_to(index, shape)
-    rows = index.reshape(-1, shape[-1])
-    summed = jax.vmap(lambda i, u: jnp.zeros(size, updates.dtype).at[i].add(u))(
-        rows, updates.reshape(rows.shape)
-    )
-    return summed.reshape(*shape[:-1], size)

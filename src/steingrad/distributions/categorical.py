@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from .base import FromLogits, check_logits, scatter, take
+from ..arrays import scatter, take
+from .base import FromLogits, check_logits
 
 
 class IndependentLogits(FromLogits):

@@ -36,7 +36,7 @@ class FromLogProb(Distribution):
     """
 
     log_prob_fn: Callable[[Any, Array], Array] = eqx.field(static=True)
-    params: Any
+    _parameters: Any
     _num_coordinates: int = eqx.field(static=True)
     values: tuple[float, ...] = eqx.field(static=True)
     _batch_shape: tuple[int, ...] = eqx.field(static=True)
@@ -59,7 +59,7 @@ class FromLogProb(Distribution):
                 f"FromLogProb needs num_coordinates of 1 or more, but was given {num_coordinates}."
             )
         self.log_prob_fn = log_prob_fn
-        self.params = parameters
+        self._parameters = parameters
         self._num_coordinates = num_coordinates
         self.values = check_values("FromLogProb", values)
         self._batch_shape = tuple(batch_shape)
@@ -80,7 +80,7 @@ class FromLogProb(Distribution):
 
     @property
     def parameters(self):
-        return eqx.filter(self.params, eqx.is_inexact_array)
+        return eqx.filter(self._parameters, eqx.is_inexact_array)
 
     @property
     def batch_shape(self):
@@ -111,8 +111,10 @@ class FromLogProb(Distribution):
         return False
 
     def with_parameters(self, parameters):
-        params = eqx.combine(parameters, self.params)
-        return eqx.tree_at(lambda q: q.params, self, params, is_leaf=lambda leaf: leaf is None)
+        everything = eqx.combine(parameters, self._parameters)
+        return eqx.tree_at(
+            lambda q: q._parameters, self, everything, is_leaf=lambda leaf: leaf is None
+        )
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()):
         if self.sampler is None:
@@ -177,7 +179,7 @@ class FromLogProb(Distribution):
     def _for_each(self, fn, x, *others):
         """`fn(parameters, x, *others)` for every state: its own parameters along the batch axes,
         shared ones along the axes before them."""
-        dynamic, static = eqx.partition(self.params, eqx.is_array)
+        dynamic, static = eqx.partition(self._parameters, eqx.is_array)
 
         def mapped(dynamic, x, *others):
             return fn(eqx.combine(dynamic, static), x, *others)

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from .base import check_logits, take
+from ..arrays import take
+from .base import check_logits
 from .categorical import IndependentLogits
 
 

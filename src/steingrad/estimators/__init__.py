@@ -6,9 +6,9 @@ from .base import Gradients as Gradients
 from .disarm import DisARM as DisARM
 from .double_cv import DoubleCV as DoubleCV
 from .local_expectation import LocalExpectation as LocalExpectation
+from .modified_relax import ModifiedRelax as ModifiedRelax
 from .rebar import Rebar as Rebar
 from .reinforce import Reinforce as Reinforce
 from .relax import Relax as Relax
 from .rloo import RLOO as RLOO
 from .rodeo import Rodeo as Rodeo
-from .rodeo import RodeoParams as RodeoParams

@@ -6,10 +6,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from ..arrays import compute_dtype, mean_of_others, weighted_mean
 from ..distributions import Bernoulli
-from ..distributions.base import compute_dtype
-from ..surrogates.base import mean_of_others
-from .base import Estimator, check_distribution, check_estimate, check_num_samples, weighted_mean
+from .base import Estimator, check_distribution, check_num_samples
 
 
 class ARMS(Estimator):
@@ -48,10 +47,9 @@ class ARMS(Estimator):
         rare = v < jax.nn.sigmoid(-jnp.abs(logits))
         return (rare == (logits < 0)).astype(dist.dtype)
 
-    def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None, context=None):
-        check_estimate(self, dist, x, fx, dfx)
+    def gradient(self, cv, dist, at):
         logits = dist.parameters.astype(compute_dtype(dist.parameters))
-        grad = weighted_mean(fx - mean_of_others(fx), dist.score(x))
+        grad = weighted_mean(at.fx - mean_of_others(at.fx), dist.score(at.x))
         return grad * debias(logits, self.num_samples)
 
 

@@ -1,7 +1,6 @@
 """How an estimator is written, and what all of them share."""
 
 import abc
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
@@ -9,12 +8,12 @@ from typing import Any, ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
+import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..distributions.base import Distribution, compute_dtype
-from ..operators.base import expand
-from ..surrogates.base import mean_of_samples
+from ..arrays import mean_of_squares
+from ..distributions.base import Distribution
+from ..objective import Evaluated, bind, evaluate
 
 
 class Gradients(NamedTuple):
@@ -32,9 +31,10 @@ class Gradients(NamedTuple):
 class Estimator(eqx.Module):
     r"""An estimator of $\nabla_\eta E_{q_\eta}[f(x)]$: immutable, its fields are its settings.
 
-    A subclass has the fields and the `distributions` it works on, then `__check_init__`,
-    `needs_gradient` and `num_evaluations`, `init`, `sample` and `estimate`, in this order, leaving
-    out what it inherits.
+    A subclass has `CV` (what it learns, if anything), the fields and the `distributions` it works
+    on, then `__check_init__`, the properties, `init` and `cv_optimizer`, `sample`,
+    `further_points`, `gradient` and `adapt`, in this order, leaving out what it inherits. Only
+    `gradient` has to be written.
     """
 
     num_samples: eqx.AbstractVar[int]
@@ -57,31 +57,84 @@ class Estimator(eqx.Module):
     @property
     def cv_is_quadratic(self) -> bool:
         """Whether the gradient for the control variates is that of a square of the gradient, and so
-        goes with the square of any factor."""
+        goes with the square of any factor; otherwise no factor changes it."""
         return True
 
     def num_evaluations(self, dist: Distribution) -> int:
         """How many times f is evaluated for one estimate."""
         return self.num_samples
 
-    def init(self, key: PRNGKeyArray) -> Any:
-        """The parameters of the control variates; `None` where nothing is learned."""
+    def init(self, key: PRNGKeyArray, dist: Distribution | None = None) -> Any:
+        """The control variates at their start, a module of arrays; `None` where nothing is learned.
+
+        Some need to know the distribution's shape, though not its parameters: they say so.
+        """
         return None
+
+    def cv_optimizer(self, learning_rate: Any) -> optax.GradientTransformation:
+        """How the control variates take their gradient; see `steingrad.cv_optimizer`."""
+        return optax.adam(learning_rate)
 
     def sample(self, key: PRNGKeyArray, dist: Distribution) -> Float[Array, "samples ..."]:
         """The points at which to evaluate f, of shape `[K, *batch, *event]`."""
         check_distribution(self, dist)
         return dist.sample(key, (self.num_samples,))
 
+    def further_points(
+        self, cv: Any, dist: Distribution, at: Evaluated
+    ) -> Float[Array, "points samples ..."] | None:
+        """Where else to evaluate f, without its gradient, now that the samples are known."""
+        return None
+
     @abc.abstractmethod
-    def estimate(
+    def gradient(self, cv: Any, dist: Distribution, at: Evaluated) -> Any:
+        """What `estimate` returns, from inputs that have been checked."""
+
+    def adapt(self, cv: Any, dist: Distribution, at: Evaluated) -> tuple[Any, Any]:
+        """The estimate, and the gradient of its mean square with respect to `cv`.
+
+        Control variates that are averages of what was seen, or solved for, have no use for that
+        gradient. They give `cv` minus what it is to become, for plain gradient descent to subtract.
+        """
+
+        @eqx.filter_grad(has_aux=True)
+        def mean_square(cv):
+            grad = self.gradient(cv, dist, at)
+            return mean_of_squares(grad), grad
+
+        cv_grad, grad = mean_square(cv)
+        return grad, cv_grad
+
+    def evaluated(
         self,
-        params: Any,
+        cv: Any,
         dist: Distribution,
         x: Float[Array, "samples ..."],
         fx: Float[Array, "samples ..."],
         dfx: Float[Array, "samples ..."] | None = None,
         *,
+        fy: Float[Array, "points samples ..."] | None = None,
+        key: PRNGKeyArray | None = None,
+        f: Callable[[Array], Array] | None = None,
+        context: Array | None = None,
+    ) -> Evaluated:
+        """What `further_points`, `gradient` and `adapt` take, from evaluations of your own:
+        checked."""
+        check_distribution(self, dist)
+        check_cv(self, cv, dist)
+        at = Evaluated(x, fx, dfx, fy, f, key, context)
+        check_evaluated(self, dist, at)
+        return at
+
+    def estimate(
+        self,
+        cv: Any,
+        dist: Distribution,
+        x: Float[Array, "samples ..."],
+        fx: Float[Array, "samples ..."],
+        dfx: Float[Array, "samples ..."] | None = None,
+        *,
+        fy: Float[Array, "points samples ..."] | None = None,
         key: PRNGKeyArray | None = None,
         f: Callable[[Array], Array] | None = None,
         context: Array | None = None,
@@ -91,37 +144,49 @@ class Estimator(eqx.Module):
 
         `x` comes from `sample`; `fx` of shape `[K, *batch]` holds f at these points and `dfx`,
         shaped like `x`, its gradient (where `needs_gradient`). A few settings also need a `key`
-        (an operator that draws coordinates), `f` itself (`ExactSurrogate`) or a `context`
-        (`Relax`).
+        (an operator that draws coordinates), `f` itself (`ExactSurrogate`), a `context` (`Relax`)
+        or `fy`, f at the `further_points` that the estimator chose with the same `key` (`Bronco`).
         """
+        at = self.evaluated(cv, dist, x, fx, dfx, fy=fy, key=key, f=f, context=context)
+        return self.gradient(cv, dist, at)
 
-    def adapt(
+    def per_element(
         self,
-        params: Any,
+        f: Callable[..., Float[Array, "..."]],
         dist: Distribution,
-        x: Float[Array, "samples ..."],
-        fx: Float[Array, "samples ..."],
-        dfx: Float[Array, "samples ..."] | None = None,
+        cv: Any = None,
         *,
-        key: PRNGKeyArray | None = None,
-        f: Callable[[Array], Array] | None = None,
+        key: PRNGKeyArray,
+        args: tuple = (),
         context: Array | None = None,
-    ) -> tuple[Any, Any]:
-        """The estimate, and the gradient of its mean square with respect to `params`."""
-
-        @eqx.filter_grad(has_aux=True)
-        def mean_square(params):
-            grad = self.estimate(params, dist, x, fx, dfx, key=key, f=f, context=context)
-            return mean_of_squares(grad), grad
-
-        cv_grad, grad = mean_square(params)
-        return grad, cv_grad
+        relaxation: Callable[..., Float[Array, "..."]] | None = None,
+    ) -> tuple[Float[Array, "samples ..."], Gradients]:
+        """f at the samples, and the gradients of `value_and_grad` before the mean over the batch:
+        one of the distribution's for each of its elements, and `cv`'s for these. (That of `args`
+        is of the mean here too.)"""
+        check_distribution(self, dist)
+        check_cv(self, cv, dist)
+        sample_key, f_key, own_key = jax.random.split(key, 3)
+        x = self.sample(sample_key, dist)
+        objective = bind(f, dist, f_key)
+        fx, dfx, args_grad = evaluate(objective, x, args, self.needs_gradient)
+        if self.relaxes and relaxation is not None:
+            objective = bind(relaxation, dist, f_key)
+        at_args = lambda x: objective(x, *args)
+        at = Evaluated(x, fx, dfx, f=at_args, key=own_key, context=context)
+        check_evaluated(self, dist, at)
+        y = self.further_points(cv, dist, at)
+        if y is not None:
+            fy = jax.vmap(at_args)(y).astype(fx.dtype)
+            at = eqx.tree_at(lambda at: at.fy, at, fy, is_leaf=lambda leaf: leaf is None)
+        grad, cv_grad = self.adapt(cv, dist, at)
+        return fx, Gradients(grad, cv_grad, args_grad)
 
     def value_and_grad(
         self,
         f: Callable[..., Float[Array, "..."]],
         dist: Distribution,
-        params: Any = None,
+        cv: Any = None,
         *,
         key: PRNGKeyArray,
         args: tuple = (),
@@ -137,28 +202,13 @@ class Estimator(eqx.Module):
         the others leave it alone. `relaxation` is called like f, in its place between the states
         (`Rebar`, `Relax`): a continuous function near f, where f itself jumps there.
         """
-        check_distribution(self, dist)
-        sample_key, f_key, operator_key = jax.random.split(key, 3)
-        x = self.sample(sample_key, dist)
-        objective = bind(f, dist, f_key)
-        fx, dfx, args_grad = evaluate(objective, x, args, self.needs_gradient)
-        if self.relaxes and relaxation is not None:
-            objective = bind(relaxation, dist, f_key)
-        at_args = lambda x: objective(x, *args)
-        grad, cv_grad = self.adapt(
-            params, dist, x, fx, dfx, key=operator_key, f=at_args, context=context
+        fx, grads = self.per_element(
+            f, dist, cv, key=key, args=args, context=context, relaxation=relaxation
         )
-        return jnp.mean(fx), of_batch_mean(self, dist, grad, cv_grad, args_grad)
-
-
-def of_batch_mean(
-    estimator: Estimator, dist: Distribution, grad: Any, cv_grad: Any, args_grad: tuple
-) -> Gradients:
-    """Gradients of the mean over the batch, from those for each of its elements."""
-    size = float(math.prod(dist.batch_shape))
-    grad = jax.tree.map(lambda g, p: (g / size).astype(p.dtype), grad, dist.parameters)
-    cv_grad = scale_cv(estimator, 1 / size, cv_grad)
-    return Gradients(grad, cv_grad, args_grad)
+        size = float(math.prod(dist.batch_shape))
+        mean = lambda g, p: (g / size).astype(p.dtype)
+        parameters = jax.tree.map(mean, grads.parameters, dist.parameters)
+        return jnp.mean(fx), Gradients(parameters, scale_cv(self, 1 / size, grads.cv), grads.args)
 
 
 def scale_cv(estimator: Estimator, factor: Any, cv_grad: Any) -> Any:
@@ -166,88 +216,6 @@ def scale_cv(estimator: Estimator, factor: Any, cv_grad: Any) -> Any:
     if not estimator.cv_is_quadratic:
         return cv_grad
     return jax.tree.map(lambda g: g * jnp.asarray(factor**2, g.dtype), cv_grad)
-
-
-def mean_of_squares(tree: Any) -> Float[Array, ""]:
-    """The mean over all numbers in a pytree of their squares."""
-    leaves = jax.tree.leaves(tree)
-    dtype = compute_dtype(*leaves)
-    squares = jnp.stack([jnp.sum(leaf.astype(dtype) ** 2) for leaf in leaves])
-    return jnp.sum(squares) / sum(leaf.size for leaf in leaves)
-
-
-def weighted_mean(coefficients: Float[Array, "samples ..."], score: Any) -> Any:
-    """1/K Σₖ cₖ s(xₖ), for each leaf of the score."""
-    return jax.tree.map(lambda s: mean_of_samples(expand(coefficients, s.ndim) * s), score)
-
-
-def bind(
-    f: Callable[..., Float[Array, "..."]], dist: Distribution, key: PRNGKeyArray | None
-) -> Callable[..., Float[Array, "..."]]:
-    """`f` with its key, if it takes one, and with a check of what it returns."""
-    if takes_key(f):
-        f = _with_key(f, key)
-
-    def objective(x, *args):
-        fx = jnp.asarray(f(x, *args))
-        expected = x.shape[: x.ndim - dist.event_ndim]
-        if fx.shape != expected:
-            raise ValueError(
-                f"f was given states of shape {x.shape} and must return one number for each, of "
-                f"shape {expected}, but returned shape {fx.shape}. Sum over the last "
-                f"{dist.event_ndim} axes only."
-            )
-        if not jnp.issubdtype(fx.dtype, jnp.floating):
-            fx = fx.astype(compute_dtype(x))
-        return fx
-
-    return objective
-
-
-def _with_key(f, key):
-    return lambda x, *args: f(x, *args, key=key)
-
-
-def as_jax_arrays(tree: Any) -> Any:
-    """NumPy arrays as JAX arrays, which are differentiated; other leaves as they are."""
-    numpy = (np.ndarray, np.generic)
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, numpy) else leaf, tree)
-
-
-def takes_key(f: Callable) -> bool:
-    """Whether `f` has an argument named `key`."""
-    try:
-        return "key" in inspect.signature(f).parameters
-    except (TypeError, ValueError):
-        return False
-
-
-def evaluate(
-    objective: Callable[..., Float[Array, "..."]],
-    x: Float[Array, "samples ..."],
-    args: tuple,
-    needs_gradient: bool,
-) -> tuple[Float[Array, "samples ..."], Float[Array, "samples ..."] | None, tuple]:
-    """f(x), ∇f(x) (if needed) and the gradient of mean f with respect to `args`, in one pass."""
-    dynamic, static = eqx.partition(as_jax_arrays(args), eqx.is_inexact_array)
-
-    def at(x, dynamic):
-        return objective(x, *eqx.combine(dynamic, static))
-
-    if needs_gradient:
-        fx, pull_back = jax.vjp(at, x, dynamic)
-        # f acts on each state alone, so one backward pass gives each its own gradient.
-        dfx, args_grad = pull_back(jnp.ones_like(fx))
-        dfx = dfx.astype(compute_dtype(fx, dfx))
-    else:
-        fx, pull_back = jax.vjp(lambda dynamic: at(x, dynamic), dynamic)
-        dfx, (args_grad,) = None, pull_back(jnp.ones_like(fx))
-    args_grad = jax.tree.map(lambda g: g / fx.size, args_grad)
-    return (
-        fx.astype(compute_dtype(fx, dfx) if dfx is not None else compute_dtype(fx)),
-        dfx,
-        args_grad,
-    )
 
 
 def check_distribution(estimator: Estimator, dist: Distribution) -> None:
@@ -267,47 +235,52 @@ def check_distribution(estimator: Estimator, dist: Distribution) -> None:
         )
 
 
+def check_cv(estimator: Estimator, cv: Any, dist: Distribution) -> None:
+    """Raise unless `cv` is what `init` makes for this estimator and distribution."""
+    expected = jax.eval_shape(lambda key: estimator.init(key, dist), jax.random.key(0))
+    structures = jax.tree.structure(cv), jax.tree.structure(expected)
+    shapes = jax.tree.map(jnp.shape, jax.tree.leaves(cv))
+    if structures[0] == structures[1] and shapes == [s.shape for s in jax.tree.leaves(expected)]:
+        return
+    name = type(estimator).__name__
+    if expected is None:
+        raise ValueError(f"{name} learns nothing: its cv is None, but was given {_brief(cv)}.")
+    raise ValueError(
+        f"{name} learns its control variates: pass the cv that `init(key, dist)` of this very "
+        f"estimator makes, {_brief(expected)}, not {_brief(cv)}."
+    )
+
+
+def _brief(tree: Any) -> str:
+    return " ".join(eqx.tree_pformat(tree).split())
+
+
+def check_evaluated(estimator: Estimator, dist: Distribution, at: Evaluated) -> None:
+    """Raise unless samples, values and gradients have the shapes that an estimate wants."""
+    name = type(estimator).__name__
+    lead = (estimator.num_samples, *dist.batch_shape)
+    shape = (*lead, *dist.event_shape)
+    if at.x.shape != shape:
+        raise ValueError(
+            f"{name}(num_samples={estimator.num_samples}) and this {type(dist).__name__} take "
+            f"samples of shape {shape}, but x has shape {at.x.shape}."
+        )
+    if at.fx.shape != lead:
+        raise ValueError(
+            f"{name} takes values of f of shape {lead}, but fx has shape {at.fx.shape}."
+        )
+    if at.dfx is None and estimator.needs_gradient and not estimator.relaxes:
+        raise ValueError(
+            f"{name} needs the gradient of f at the samples: pass dfx, of shape {shape}."
+        )
+    if at.dfx is not None and at.dfx.shape != shape:
+        raise ValueError(
+            f"{name} takes gradients of shape {shape}, but dfx has shape {at.dfx.shape}."
+        )
+
+
 def check_num_samples(name: str, num_samples: int, least: int, why: str) -> None:
     if not isinstance(num_samples, int) or num_samples < least:
         raise ValueError(
             f"{name} needs num_samples of {least} or more, {why}, but was given {num_samples}."
         )
-
-
-def check_params(estimator: Estimator, params: Any, *names: str) -> None:
-    """Raise unless `params` is the dictionary with these entries that `init` makes."""
-    if not (isinstance(params, dict) and params.keys() == set(names)):
-        given = sorted(params) if isinstance(params, dict) else type(params).__name__
-        raise ValueError(
-            f"{type(estimator).__name__} learns its control variates: pass the parameters that "
-            f"`estimator.init(key)` makes ({', '.join(names)}), not {given}."
-        )
-
-
-def check_samples(estimator: Estimator, dist: Distribution, x: Array, fx: Array) -> None:
-    """Raise unless samples and values have the shapes `estimate` wants."""
-    name = type(estimator).__name__
-    check_distribution(estimator, dist)
-    lead = (estimator.num_samples, *dist.batch_shape)
-    shape = (*lead, *dist.event_shape)
-    if x.shape != shape:
-        raise ValueError(
-            f"{name}(num_samples={estimator.num_samples}) and this {type(dist).__name__} take "
-            f"samples of shape {shape}, but x has shape {x.shape}."
-        )
-    if fx.shape != lead:
-        raise ValueError(f"{name} takes values of f of shape {lead}, but fx has shape {fx.shape}.")
-
-
-def check_estimate(
-    estimator: Estimator, dist: Distribution, x: Array, fx: Array, dfx: Array | None
-) -> None:
-    """Raise unless samples, values and gradients have the shapes `estimate` wants."""
-    check_samples(estimator, dist, x, fx)
-    name, shape = type(estimator).__name__, x.shape
-    if estimator.needs_gradient and dfx is None:
-        raise ValueError(
-            f"{name} needs the gradient of f at the samples: pass dfx, of shape {shape}."
-        )
-    if dfx is not None and dfx.shape != shape:
-        raise ValueError(f"{name} takes gradients of shape {shape}, but dfx has shape {dfx.shape}.")

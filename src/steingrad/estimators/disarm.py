@@ -6,9 +6,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from ..arrays import compute_dtype, weighted_mean
 from ..distributions import Bernoulli
-from ..distributions.base import compute_dtype
-from .base import Estimator, check_distribution, check_estimate, check_num_samples, weighted_mean
+from .base import Estimator, check_distribution, check_num_samples
 
 
 class DisARM(Estimator):
@@ -51,9 +51,8 @@ class DisARM(Estimator):
         # u > 1 − θ, written with 1 − u, which is exact where 1 − θ is rounded.
         return jnp.concatenate([1 - u < theta, u < theta]).astype(dist.dtype)
 
-    def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None, context=None):
-        check_estimate(self, dist, x, fx, dfx)
+    def gradient(self, cv, dist, at):
         logits = dist.parameters.astype(compute_dtype(dist.parameters))
-        x, x_tilde = jnp.split(x.astype(logits.dtype), 2)
-        fx, fx_tilde = jnp.split(fx, 2)
+        x, x_tilde = jnp.split(at.x.astype(logits.dtype), 2)
+        fx, fx_tilde = jnp.split(at.fx, 2)
         return weighted_mean(fx - fx_tilde, x - x_tilde) * jax.nn.sigmoid(jnp.abs(logits)) / 2

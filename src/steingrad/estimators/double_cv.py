@@ -5,12 +5,11 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Float
 
+from ..arrays import compute_dtype, mean_of_others, mean_of_samples
 from ..distributions import Bernoulli
-from ..distributions.base import compute_dtype
-from ..surrogates.base import mean_of_others, mean_of_samples
-from .base import Estimator, check_estimate, check_num_samples, check_params
+from .base import Estimator, check_num_samples
 
 
 class DoubleCV(Estimator):
@@ -28,13 +27,18 @@ class DoubleCV(Estimator):
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> estimator = DoubleCV(num_samples=2)
-    >>> params = estimator.init(jax.random.key(0))
+    >>> cv = estimator.init(jax.random.key(0))
     >>> f = lambda x: -jnp.sum((x - 0.45) ** 2, axis=-1)
     >>> value, grads = estimator.value_and_grad(
-    ...     f, sg.Bernoulli(jnp.zeros(5)), params, key=jax.random.key(1))
-    >>> grads.parameters.shape, grads.cv["alpha"].shape
+    ...     f, sg.Bernoulli(jnp.zeros(5)), cv, key=jax.random.key(1))
+    >>> grads.parameters.shape, grads.cv.alpha.shape
     ((5,), ())
     """
+
+    class CV(eqx.Module):
+        """What is learned: α."""
+
+        alpha: Float[Array, ""]
 
     num_samples: int = eqx.field(static=True, default=2)
     distributions: ClassVar = (Bernoulli,)
@@ -46,17 +50,15 @@ class DoubleCV(Estimator):
     def needs_gradient(self):
         return True
 
-    def init(self, key: PRNGKeyArray):
-        return {"alpha": jnp.zeros(())}
+    def init(self, key, dist=None):
+        return self.CV(jnp.zeros(()))
 
-    def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None, context=None):
-        check_estimate(self, dist, x, fx, dfx)
-        check_params(self, params, "alpha")
-        assert dfx is not None
-        alpha = params["alpha"].astype(fx.dtype)
+    def gradient(self, cv, dist, at):
+        assert at.dfx is not None
+        alpha = cv.alpha.astype(at.fx.dtype)
         logits = dist.parameters.astype(compute_dtype(dist.parameters))
         variance = jax.nn.sigmoid(logits) * jax.nn.sigmoid(-logits)
-        score = dist.score(x)  # x − θ
-        pseudo = fx + alpha * jnp.sum(mean_of_others(dfx) * score, axis=-1)
+        score = dist.score(at.x)  # x − θ
+        pseudo = at.fx + alpha * jnp.sum(mean_of_others(at.dfx) * score, axis=-1)
         signal = pseudo - mean_of_others(pseudo)
-        return mean_of_samples(signal[..., None] * score - alpha * variance * dfx)
+        return mean_of_samples(signal[..., None] * score - alpha * variance * at.dfx)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from ..distributions import Bernoulli, Categorical, Ordinal
 from ..operators import Gibbs
-from .base import Estimator, check_estimate, check_num_samples
+from .base import Estimator, check_num_samples
 
 
 class LocalExpectation(Estimator):
@@ -45,16 +45,15 @@ class LocalExpectation(Estimator):
     def num_evaluations(self, dist):
         return self.num_samples * (1 + dist.num_coordinates * (dist.num_values - 1))
 
-    def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None, context=None):
-        check_estimate(self, dist, x, fx, dfx)
-        if f is None:
+    def gradient(self, cv, dist, at):
+        if at.f is None:
             raise ValueError(
                 "LocalExpectation evaluates f at the neighbours of the samples: pass f=... to "
                 "`estimate`, or use `value_and_grad` or `expectation`."
             )
         # The own-coordinate Gibbs operator A, with h = f − f(x_k): Σ_v q(v) s_i(v) = 0 allows the
         # constant, after which x_k itself has no weight.
-        row = Gibbs(scan="own").neighbours(dist, x)
-        change = row.evaluate(f, x).astype(fx.dtype) - fx[..., None, None]
-        grad = row.apply_to_score(change, jnp.zeros_like(fx), dist.score(x), x)
+        row = Gibbs(scan="own").neighbours(dist, at.x)
+        change = row.evaluate(at.f, at.x).astype(at.fx.dtype) - at.fx[..., None, None]
+        grad = row.apply_to_score(change, jnp.zeros_like(at.fx), dist.score(at.x), at.x)
         return jax.tree.map(lambda g: jnp.mean(g, axis=0), grad)

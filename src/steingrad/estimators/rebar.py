@@ -7,11 +7,14 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+import optax
+from jaxtyping import Array, Float
 
+from ..arrays import compute_dtype, weighted_mean
 from ..distributions import Bernoulli, Categorical
-from ..distributions.base import Distribution, compute_dtype
-from .base import Estimator, check_num_samples, check_params, check_samples, weighted_mean
+from ..distributions.base import Distribution
+from ..objective import Evaluated
+from .base import Estimator, check_num_samples
 
 
 class Rebar(Estimator):
@@ -35,13 +38,19 @@ class Rebar(Estimator):
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> estimator = Rebar()
-    >>> params = estimator.init(jax.random.key(0))
+    >>> cv = estimator.init(jax.random.key(0))
     >>> f = lambda x: -jnp.sum((x - 0.45) ** 2, axis=-1)
     >>> value, grads = estimator.value_and_grad(
-    ...     f, sg.Bernoulli(jnp.zeros(5)), params, key=jax.random.key(1))
-    >>> grads.parameters.shape, sorted(grads.cv)
-    ((5,), ['log_temperature', 'scale'])
+    ...     f, sg.Bernoulli(jnp.zeros(5)), cv, key=jax.random.key(1))
+    >>> grads.parameters.shape, grads.cv.log_temperature.shape
+    ((5,), ())
     """
+
+    class CV(eqx.Module):
+        """What is learned."""
+
+        log_temperature: Float[Array, ""]
+        scale: Float[Array, ""]
 
     num_samples: int = eqx.field(static=True, default=1)
     distributions: ClassVar = (Bernoulli, Categorical)
@@ -62,15 +71,24 @@ class Rebar(Estimator):
     def num_evaluations(self, dist):
         return 3 * self.num_samples
 
-    def init(self, key: PRNGKeyArray) -> dict[str, Any]:
-        # Of a definite type: a weak one would change in the first step of an optimiser.
-        return {"log_temperature": jnp.full((), math.log(0.1), float), "scale": jnp.ones(())}
+    def init(self, key, dist=None):
+        return self.CV(initial_log_temperature(), jnp.ones(()))
 
-    def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None, context=None):
-        check_samples(self, dist, x, fx)
-        control = at_relaxed_points(self, params, dist, f)
-        check_params(self, params, "log_temperature", "scale")
-        return relaxed_estimate(control, dist, x, fx, key)
+    def cv_optimizer(self, learning_rate):
+        return slow_adam(learning_rate)
+
+    def gradient(self, cv, dist, at):
+        return relaxed_estimate(at_relaxed_points(self, cv, dist, at), dist, at, at.fx)
+
+
+def initial_log_temperature() -> Float[Array, ""]:
+    # Of a definite type: a weak one would change in the first step of an optimiser.
+    return jnp.full((), math.log(0.1), float)
+
+
+def slow_adam(learning_rate: Any) -> optax.GradientTransformation:
+    """Adam with the long memory that RELAX's authors give to what it learns."""
+    return optax.adam(learning_rate, b1=0.999)
 
 
 Control = Callable[[Float[Array, "2 samples ..."]], Float[Array, "2 samples ..."]]
@@ -80,12 +98,12 @@ Control = Callable[[Float[Array, "2 samples ..."]], Float[Array, "2 samples ..."
 def relaxed_estimate(
     control: Control,
     dist: Distribution,
-    x: Float[Array, "samples ..."],
+    at: Evaluated,
     signal: Float[Array, "samples ..."],
-    key: PRNGKeyArray | None,
 ) -> Float[Array, "..."]:
     r"""$\frac1K \sum_k (r_k - c(\tilde z_k)) \, s(x_k) + \nabla_\eta c(z_k) - \nabla_\eta
     c(\tilde z_k)$, where $r_k$, the `signal`, is f with or without a baseline."""
+    x, key = at.x, at.key
     if key is None:
         raise ValueError("REBAR and RELAX draw noise: pass key=... to `estimate`.")
     logits = dist.parameters.astype(compute_dtype(dist.parameters))
@@ -123,16 +141,15 @@ def conditional(dist: Distribution, logits: Array, x: Array, noise: Array) -> Ar
     return jnp.where(x > 0, top, below)
 
 
-def relaxed(params: dict[str, Any], dist: Distribution, z: Array) -> Array:
+def relaxed(log_temperature: Array, dist: Distribution, z: Array) -> Array:
     """σ(z / temperature), or softmax: states on the inside of the cube or the simplex."""
-    z = z / jnp.exp(params["log_temperature"].astype(z.dtype))
+    z = z / jnp.exp(log_temperature.astype(z.dtype))
     return jax.nn.sigmoid(z) if isinstance(dist, Bernoulli) else jax.nn.softmax(z)
 
 
-def at_relaxed_points(
-    estimator: Estimator, params: Any, dist: Distribution, f: Callable[[Array], Array] | None
-) -> Control:
+def at_relaxed_points(estimator: Estimator, cv: Any, dist: Distribution, at: Evaluated) -> Control:
     """scale · f(σ(z / temperature)), at z and z̃ in one call."""
+    f = at.f
     if f is None:
         raise ValueError(
             f"{type(estimator).__name__} evaluates f at relaxed points, between the states, so "
@@ -140,7 +157,7 @@ def at_relaxed_points(
         )
 
     def control(z):
-        fz = jax.vmap(f)(relaxed(params, dist, z).astype(dist.dtype))
-        return params["scale"].astype(z.dtype) * fz.astype(z.dtype)
+        fz = jax.vmap(f)(relaxed(cv.log_temperature, dist, z).astype(dist.dtype))
+        return cv.scale.astype(z.dtype) * fz.astype(z.dtype)
 
     return control

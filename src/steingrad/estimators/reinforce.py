@@ -2,9 +2,13 @@
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import PRNGKeyArray
+import optax
+from jaxtyping import Array, Float
 
-from .base import Estimator, check_estimate, check_num_samples, weighted_mean
+from ..arrays import weighted_mean
+from .base import Estimator, check_num_samples
+
+DECAY = 0.99
 
 
 class Reinforce(Estimator):
@@ -13,7 +17,8 @@ class Reinforce(Estimator):
     The baseline $b$ is 0 (`baseline=None`), a constant (`baseline=3.5`), a scalar learned to
     minimise the variance (`"learned"`), or a moving average of $f$ (`"moving_average"`). The
     gradient with respect to a moving average is $b - \bar f$, so that plain gradient descent with
-    step size $1 - \text{decay}$ is the exponential moving average with that decay.
+    step size $1 - \text{decay}$ is the exponential moving average with that decay;
+    `cv_optimizer` takes 0.99.
 
     Reference: Williams, "Simple statistical gradient-following algorithms for connectionist
     reinforcement learning", Machine Learning 1992.
@@ -26,6 +31,11 @@ class Reinforce(Estimator):
     >>> grads.parameters.shape
     (3,)
     """
+
+    class CV(eqx.Module):
+        """What is learned: b."""
+
+        baseline: Float[Array, ""]
 
     num_samples: int = eqx.field(static=True, default=1)
     baseline: int | float | str | None = eqx.field(static=True, default=None)
@@ -42,29 +52,22 @@ class Reinforce(Estimator):
     def cv_is_quadratic(self):
         return self.baseline != "moving_average"
 
-    def init(self, key: PRNGKeyArray):
-        return {"baseline": jnp.zeros(())} if isinstance(self.baseline, str) else None
+    def init(self, key, dist=None):
+        return self.CV(jnp.zeros(())) if isinstance(self.baseline, str) else None
 
-    def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None, context=None):
-        check_estimate(self, dist, x, fx, dfx)
+    def cv_optimizer(self, learning_rate):
+        average = self.baseline == "moving_average"
+        return optax.sgd(1 - DECAY) if average else super().cv_optimizer(learning_rate)
+
+    def gradient(self, cv, dist, at):
         if isinstance(self.baseline, str):
-            baseline = _baseline(params).astype(fx.dtype)
+            baseline = cv.baseline.astype(at.fx.dtype)
         else:
             baseline = 0.0 if self.baseline is None else self.baseline
-        return weighted_mean(fx - baseline, dist.score(x))
+        return weighted_mean(at.fx - baseline, dist.score(at.x))
 
-    def adapt(self, params, dist, x, fx, dfx=None, *, key=None, f=None, context=None):
+    def adapt(self, cv, dist, at):
         if self.baseline != "moving_average":
-            return super().adapt(params, dist, x, fx, dfx, key=key, f=f, context=context)
-        baseline = _baseline(params)
-        toward = {"baseline": baseline - jnp.mean(fx).astype(baseline.dtype)}
-        return self.estimate(params, dist, x, fx), toward
-
-
-def _baseline(params):
-    if params is None:
-        raise ValueError(
-            "Reinforce with a learned or moving-average baseline has parameters: pass those of "
-            "`estimator.init(key)`."
-        )
-    return params["baseline"]
+            return super().adapt(cv, dist, at)
+        toward = self.CV(cv.baseline - jnp.mean(at.fx).astype(cv.baseline.dtype))
+        return self.gradient(cv, dist, at), toward

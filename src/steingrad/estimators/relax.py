@@ -1,77 +1,53 @@
-"""RELAX: REBAR with a free network in its control variate, or with RODEO's surrogate as one."""
+"""RELAX: REBAR with a free network in its control variate."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
-from ..distributions.base import Distribution
-from ..surrogates import MLPSurrogate, PooledSurrogate
-from ..surrogates.base import event_axes, mean_of_others, mean_of_samples, others
-from .base import check_estimate, check_num_samples, check_params, check_samples
-from .rebar import Rebar, at_relaxed_points, relaxed, relaxed_estimate
+from ..distributions import Bernoulli, Categorical
+from .base import Estimator, check_num_samples
+from .rebar import at_relaxed_points, initial_log_temperature, relaxed_estimate, slow_adam
 
 
-class Relax(Rebar):
+class Relax(Estimator):
     r"""`Rebar` with $c(z) = \text{scale} \cdot f(\sigma(z / \text{temperature})) + r(y, z)$, where
     $r$ is a network of one hidden layer of LeakyReLU units.
 
     The network sees $z$ and, if you pass one, a `context` $y$ such as the data point. It must know
-    their sizes: `num_inputs` is $d$ for `Bernoulli` and $d \cdot m$ for `Categorical`, and
-    `context_size` the length of the context's last axis.
-
-    With a `surrogate` this is the modified RELAX of the RODEO paper: $c_k(z) = \text{scale} \cdot
-    h_k(\sigma(z / \text{temperature}))$ with RODEO's $h_k(y) = \frac1{K-1} \sum_{j \ne k} H(f_j,
-    \nabla f_j^\top (y - x_j))$, and the leave-one-out baseline subtracted from $f(x_k)$. No other
-    network, and $f$ is evaluated at the samples only, $K \ge 2$ times, with its gradient. The scale
-    starts at 0, so that it starts as plain RLOO, like RODEO itself.
+    their sizes: `init` takes that of $z$ from the distribution, and `context_size` is the length of
+    the context's last axis. For `Bernoulli` and `Categorical`.
 
     Reference: Grathwohl, Choi, Wu, Roeder, Duvenaud, "Backpropagation through the Void: Optimizing
-    control variates for black-box gradient estimation", ICLR 2018; Shi et al. 2022, section 6.
+    control variates for black-box gradient estimation", ICLR 2018.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> f = lambda x: -jnp.sum((x - 0.45) ** 2, axis=-1)
-    >>> estimator = Relax(num_inputs=5, context_size=3)
-    >>> params = estimator.init(jax.random.key(0))
+    >>> estimator, dist = Relax(context_size=3), sg.Bernoulli(jnp.zeros((2, 5)))
+    >>> cv = estimator.init(jax.random.key(0), dist)
     >>> value, grads = estimator.value_and_grad(
-    ...     f, sg.Bernoulli(jnp.zeros((2, 5))), params, key=jax.random.key(1),
-    ...     context=jnp.ones((2, 3)))
-    >>> grads.parameters.shape, grads.cv["network"]["w_in"].shape
+    ...     f, dist, cv, key=jax.random.key(1), context=jnp.ones((2, 3)))
+    >>> grads.parameters.shape, grads.cv.network["w_in"].shape
     ((2, 5), (8, 137))
-    >>> modified = Relax(num_samples=2, surrogate=sg.MLPSurrogate())
-    >>> modified.num_evaluations(sg.Bernoulli(jnp.zeros(5)))
-    2
     """
 
-    num_inputs: int | None = eqx.field(static=True, default=None)
+    class CV(eqx.Module):
+        """What is learned."""
+
+        log_temperature: Float[Array, ""]
+        scale: Float[Array, ""]
+        network: dict[str, Float[Array, "..."]]
+
+    num_samples: int = eqx.field(static=True, default=1)
     context_size: int = eqx.field(static=True, default=0)
     hidden: int = eqx.field(static=True, default=137)
-    surrogate: MLPSurrogate | None = None
+    distributions: ClassVar = (Bernoulli, Categorical)
 
     def __check_init__(self):
-        if self.surrogate is not None:
-            check_num_samples(
-                "Relax with a surrogate", self.num_samples, 2, "h_k being made of the other samples"
-            )
-            if isinstance(self.surrogate, PooledSurrogate):
-                raise ValueError(
-                    "Relax evaluates the surrogate's network for each pair of samples: pass an "
-                    "MLPSurrogate, not a PooledSurrogate."
-                )
-            if self.num_inputs is not None or self.context_size:
-                raise ValueError(
-                    "Relax has either a network of its own (num_inputs, context_size) or RODEO's "
-                    "surrogate, but was given both."
-                )
-        elif self.num_inputs is None or self.num_inputs < 1:
-            raise ValueError(
-                "Relax needs the size of its network's input: pass num_inputs=d for Bernoulli or "
-                "num_inputs=d*m for Categorical (and context_size=c for a context of shape "
-                f"[*batch, c]), but was given num_inputs={self.num_inputs}. Rebar has no network."
-            )
+        check_num_samples("Relax", self.num_samples, 1, "the points at which f is evaluated")
         if self.context_size < 0 or self.hidden < 1:
             raise ValueError(
                 "Relax needs context_size of 0 or more and 1 or more hidden units, but was given "
@@ -79,82 +55,65 @@ class Relax(Rebar):
             )
 
     @property
+    def needs_gradient(self):
+        return True
+
+    @property
     def relaxes(self):
-        return self.surrogate is None
+        return True
 
     def num_evaluations(self, dist):
-        return super().num_evaluations(dist) if self.surrogate is None else self.num_samples
+        return 3 * self.num_samples
 
-    def init(self, key: PRNGKeyArray) -> dict[str, Any]:
+    def init(self, key, dist=None):
         """The network's weights are Glorot uniform, its biases zero."""
-        params = super().init(key)
-        if self.surrogate is not None:
-            return params | {"scale": jnp.zeros(()), "surrogate": self.surrogate.init(key)}
+        if dist is None:
+            raise ValueError(
+                "Relax has a network of the distribution's size: pass the distribution too, "
+                "init(key, dist). Rebar has no network."
+            )
+        inputs = self.context_size + math.prod(dist.event_shape)
         glorot = jax.nn.initializers.glorot_uniform()
         in_key, out_key = jax.random.split(key)
-        assert self.num_inputs is not None
         network = {
-            "w_in": glorot(in_key, (self.context_size + self.num_inputs, self.hidden)),
+            "w_in": glorot(in_key, (inputs, self.hidden)),
             "b_in": jnp.zeros(self.hidden),
             "w_out": glorot(out_key, (self.hidden, 1))[:, 0],
             "b_out": jnp.zeros(()),
         }
-        return params | {"network": network}
+        return self.CV(initial_log_temperature(), jnp.ones(()), network)
 
-    def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None, context=None):
-        if self.surrogate is not None:
-            return self._modified(self.surrogate, params, dist, x, fx, dfx, key)
-        check_samples(self, dist, x, fx)
-        rebar = at_relaxed_points(self, params, dist, f)
-        check_params(self, params, "log_temperature", "scale", "network")
-        check_inputs(self, dist, context)
+    def cv_optimizer(self, learning_rate):
+        return slow_adam(learning_rate)
+
+    def gradient(self, cv, dist, at):
+        rebar = at_relaxed_points(self, cv, dist, at)
+        check_context(self, dist, at.context)
 
         def control(z):
-            flat = z.reshape(*z.shape[: z.ndim - dist.event_ndim], self.num_inputs)
-            return rebar(z) + network(params["network"], context, flat)
+            flat = z.reshape(*z.shape[: z.ndim - dist.event_ndim], -1)
+            return rebar(z) + network(cv.network, at.context, flat)
 
-        return relaxed_estimate(control, dist, x, fx, key)
-
-    def _modified(self, surrogate, params, dist, x, fx, dfx, key):
-        check_estimate(self, dist, x, fx, dfx)
-        check_params(self, params, "log_temperature", "scale", "surrogate")
-        x_j, f_j, df_j = others(x), others(fx), others(dfx)
-
-        @jax.vmap
-        def control(z):
-            y = relaxed(params, dist, z).astype(dfx.dtype)
-            # H(f_j, t_j(y_k)) for each pair of samples, as in MLPSurrogate.
-            step = y - x_j.astype(dfx.dtype)
-            t = jnp.sum(df_j * step, axis=event_axes(x, fx))
-            h, _ = surrogate.network(params["surrogate"], f_j, t)
-            return params["scale"].astype(fx.dtype) * mean_of_samples(h)
-
-        return relaxed_estimate(control, dist, x, fx - mean_of_others(fx), key)
+        return relaxed_estimate(control, dist, at, at.fx)
 
 
 def network(
-    params: dict[str, Float[Array, "..."]],
+    weights: dict[str, Float[Array, "..."]],
     context: Float[Array, "... c"] | None,
     z: Float[Array, "... n"],
 ) -> Float[Array, "..."]:
     """r(context, z), of shape `[...]`."""
-    params = jax.tree.map(lambda p: p.astype(z.dtype), params)
-    w_context, w_z = jnp.split(params["w_in"], [len(params["w_in"]) - z.shape[-1]])
-    hidden = z @ w_z + params["b_in"]
+    weights = jax.tree.map(lambda w: w.astype(z.dtype), weights)
+    w_context, w_z = jnp.split(weights["w_in"], [len(weights["w_in"]) - z.shape[-1]])
+    hidden = z @ w_z + weights["b_in"]
     if context is not None:
         # The same for every sample, for z and for z̃: one product serves them all.
         hidden = hidden + context.astype(z.dtype) @ w_context
-    return jax.nn.leaky_relu(hidden, 0.3) @ params["w_out"] + params["b_out"]
+    return jax.nn.leaky_relu(hidden, 0.3) @ weights["w_out"] + weights["b_out"]
 
 
-def check_inputs(estimator: Relax, dist: Distribution, context: Array | None) -> None:
-    """Raise unless the network was built for this distribution and this context."""
-    size = math.prod(dist.event_shape)
-    if estimator.num_inputs != size:
-        raise ValueError(
-            f"Relax(num_inputs={estimator.num_inputs}) was given a {type(dist).__name__} with "
-            f"{size} logits: build it with num_inputs={size}."
-        )
+def check_context(estimator: Relax, dist: Any, context: Array | None) -> None:
+    """Raise unless the network was built for this context."""
     expected = (*dist.batch_shape, estimator.context_size) if estimator.context_size else None
     given = None if context is None else context.shape
     if given != expected:

@@ -2,8 +2,8 @@
 
 import equinox as eqx
 
-from ..surrogates.base import mean_of_others
-from .base import Estimator, check_estimate, check_num_samples, weighted_mean
+from ..arrays import mean_of_others, weighted_mean
+from .base import Estimator, check_num_samples
 
 
 class RLOO(Estimator):
@@ -25,6 +25,5 @@ class RLOO(Estimator):
     def __check_init__(self):
         check_num_samples("RLOO", self.num_samples, 2, "each sample's baseline being the others")
 
-    def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None, context=None):
-        check_estimate(self, dist, x, fx, dfx)
-        return weighted_mean(fx - mean_of_others(fx), dist.score(x))
+    def gradient(self, cv, dist, at):
+        return weighted_mean(at.fx - mean_of_others(at.fx), dist.score(at.x))

@@ -6,21 +6,12 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
+from ..arrays import expand, mean_of_others, mean_of_samples, weighted_mean
 from ..operators import Gibbs, Operator
-from ..operators.base import expand
 from ..surrogates import MLPSurrogate, Surrogate
-from ..surrogates.base import mean_of_others, mean_of_samples
-from .base import Estimator, check_estimate, check_num_samples, weighted_mean
-
-
-class RodeoParams(eqx.Module):
-    """What RODEO learns while it runs."""
-
-    surrogate: Any
-    alpha: Float[Array, ""]
-    beta: Float[Array, ""]
+from .base import Estimator, check_num_samples
 
 
 class Rodeo(Estimator):
@@ -39,13 +30,20 @@ class Rodeo(Estimator):
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> estimator = Rodeo(num_samples=2, operator=sg.Barker())
-    >>> params = estimator.init(jax.random.key(0))
+    >>> cv = estimator.init(jax.random.key(0))
     >>> f = lambda x: -jnp.sum((x - 0.45) ** 2, axis=-1)
     >>> value, grads = estimator.value_and_grad(
-    ...     f, sg.Bernoulli(jnp.zeros(5)), params, key=jax.random.key(1))
+    ...     f, sg.Bernoulli(jnp.zeros(5)), cv, key=jax.random.key(1))
     >>> grads.parameters.shape, grads.cv.alpha.shape
     ((5,), ())
     """
+
+    class CV(eqx.Module):
+        """What is learned while it runs."""
+
+        surrogate: Any
+        alpha: Float[Array, ""]
+        beta: Float[Array, ""]
 
     num_samples: int = eqx.field(static=True, default=2)
     operator: Operator = Gibbs()
@@ -73,29 +71,24 @@ class Rodeo(Estimator):
         )
         return self.num_samples * (1 + math.prod(row.values.shape[-2:]))
 
-    def init(self, key: PRNGKeyArray) -> RodeoParams:
-        return RodeoParams(self.surrogate.init(key), jnp.zeros(()), jnp.zeros(()))
+    def init(self, key, dist=None):
+        return self.CV(self.surrogate.init(key), jnp.zeros(()), jnp.zeros(()))
 
-    def estimate(self, params, dist, x, fx, dfx=None, *, key=None, f=None, context=None):
-        check_estimate(self, dist, x, fx, dfx)
-        if not isinstance(params, RodeoParams):
-            raise ValueError(
-                "Rodeo learns its control variates: pass the parameters that "
-                f"`estimator.init(key)` makes, not {type(params).__name__}."
-            )
+    def gradient(self, cv, dist, at):
+        x, fx = at.x, at.fx
         score = dist.score(x)
         baseline = mean_of_others(fx) if self.loo else jnp.zeros_like(fx)
         if not (self.local or self.global_):
             return weighted_mean(fx - baseline, score)
 
-        row = self.operator.neighbours(dist, x, key=key)
-        h, h_star = self.surrogate.evaluate(params.surrogate, row, x, fx, dfx, f)
+        row = self.operator.neighbours(dist, x, key=at.key)
+        h, h_star = self.surrogate.evaluate(cv.surrogate, row, at)
         if self.local:
-            alpha = params.alpha.astype(fx.dtype)
+            alpha = cv.alpha.astype(fx.dtype)
             baseline = baseline + mean_of_others(alpha * row.apply(*h))
         if not self.global_:
             return weighted_mean(fx - baseline, score)
-        beta = params.beta.astype(fx.dtype)
+        beta = cv.beta.astype(fx.dtype)
         signal, stein_score = fx - baseline, row.apply_to_score(*h_star, score, x)
         terms = lambda s, a: mean_of_samples(expand(signal, s.ndim) * s + beta * a)
         return jax.tree.map(terms, score, stein_score)

@@ -189,7 +189,7 @@ class Config:
     def _build_relaxed(self, pixels: int, layer: int) -> estimators.Estimator:
         if self.estimator == "relax" and self.relax_surrogate:
             surrogate = surrogates.MLPSurrogate(self.surrogate_hidden, self.surrogate_layers)
-            return estimators.Relax(self.samples, surrogate=surrogate)
+            return estimators.ModifiedRelax(self.samples, surrogate)
         if self.samples % 3:
             raise ConfigError(
                 f"{self.estimator} evaluates the objective 3 times a sample, so --samples (the "
@@ -197,10 +197,7 @@ class Config:
             )
         if self.estimator == "rebar":
             return estimators.Rebar(self.samples // 3)
-        sizes = (pixels, *self.layer_sizes)
-        return estimators.Relax(
-            self.samples // 3, num_inputs=sizes[layer + 1], context_size=sizes[layer]
-        )
+        return estimators.Relax(self.samples // 3, context_size=(pixels, *self.layer_sizes)[layer])
 
     def build_model(self, dataset: Dataset, key: jax.Array) -> VAE:
         pixels = dataset.train.shape[1]

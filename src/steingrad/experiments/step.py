@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
 
-from ..estimators import Estimator, Reinforce
+from ..cv_optimizer import cv_optimizer
+from ..distributions import Bernoulli
+from ..estimators import Estimator
 from ..models import VAE, elbo_and_grad
 from .config import Config
 
@@ -49,7 +51,8 @@ class Trainer(NamedTuple):
         model_key, cv_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), 0))
         arrays = eqx.filter(build(model_key), eqx.is_inexact_array)
         cv_keys = jax.random.split(cv_key, len(self.estimators))
-        cv = tuple(e.init(k) for e, k in zip(self.estimators, cv_keys, strict=True))
+        layers = zip(self.estimators, cv_keys, self.config.layer_sizes, strict=True)
+        cv = tuple(e.init(k, Bernoulli(jnp.zeros(size))) for e, k, size in layers)
         zeros = lambda: jax.tree.map(jnp.zeros_like, arrays.encoders)  # two, for donation
         return State(
             arrays,
@@ -68,11 +71,7 @@ class Trainer(NamedTuple):
 
     @property
     def cv_optimizer(self) -> optax.GradientTransformation:
-        estimator = self.estimators[0]
-        if isinstance(estimator, Reinforce) and estimator.baseline == "moving_average":
-            return optax.sgd(1 - 0.99)  # exactly the moving average with decay 0.99
-        b1 = 0.999 if self.config.estimator in ("rebar", "relax") else 0.9
-        return optax.adam(self.config.cv_learning_rate, b1=b1)
+        return cv_optimizer(self.estimators, self.config.cv_learning_rate)
 
     def run(
         self,

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import data
-from ..estimators import RodeoParams
 from ..models import VAE
 from .config import Config, differences, to_json
 from .display import Display
@@ -285,11 +284,8 @@ def _report(
 
 def _scalars(cv: Any) -> dict[str, float]:
     """The learned numbers worth watching: α, β, a temperature, ..."""
-    if isinstance(cv, RodeoParams):
-        cv = {"alpha": cv.alpha, "beta": cv.beta}
-    if not isinstance(cv, dict):
-        return {}
-    return {k: float(v) for k, v in cv.items() if eqx.is_array(v) and v.shape == ()}
+    fields = {} if cv is None else vars(cv)
+    return {k: float(v) for k, v in fields.items() if eqx.is_array(v) and v.shape == ()}
 
 
 def _elbos(task: Task, state: State, number: int, step: int) -> dict[str, float]:

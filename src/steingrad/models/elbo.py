@@ -11,7 +11,6 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..distributions import Bernoulli
 from ..estimators import Estimator
-from ..estimators.base import scale_cv
 from .vae import VAE
 
 
@@ -42,7 +41,7 @@ def elbo_and_grad(
     With several, its gradient comes from the ancestral sample, as in the paper, or from the $K$
     samples of the first layer, if `average_decoder`.
 
-    Every layer has an estimator and the parameters of its control variates, `cv[l]`. The gradients
+    Every layer has an estimator and its control variates, `cv[l]`. The gradients
     of these are for the mean over batch and coordinates of $g^2$, $g$ being the gradient for each
     element of the batch.
     """
@@ -58,18 +57,17 @@ def elbo_and_grad(
         relaxation = partial(f, relaxed=True)
         settings: dict[str, Any] = {"key": estimate_key, "context": below}
         if layer == 0 and decoder_from_samples:
-            value, grads = estimators[layer].value_and_grad(
+            fx, grads = estimators[layer].per_element(
                 f, q, cv[layer], args=(model.generative,), relaxation=relaxation, **settings
             )
-            generative_grad = grads.args[0]
+            value, generative_grad = jnp.mean(fx), grads.args[0]
         else:
             f, relaxation = (partial(g, generative=model.generative) for g in (f, relaxation))
-            _, grads = estimators[layer].value_and_grad(
+            _, grads = estimators[layer].per_element(
                 f, q, cv[layer], relaxation=relaxation, **settings
             )
-        encoder_grads.append(pull_back(grads.parameters)[0])
-        # From the gradient of the batch's mean to that of each of its elements.
-        cv_grads.append(scale_cv(estimators[layer], float(y.shape[0]), grads.cv))
+        encoder_grads.append(pull_back(grads.parameters / y.shape[0])[0])
+        cv_grads.append(grads.cv)
         x = q.sample(sample_key)
         ancestral.append((layer, below, q, x))
         below = x

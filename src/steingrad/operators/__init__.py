@@ -1,7 +1,8 @@
 """Discrete Stein operators: how to leave x."""
 
-from .base import Neighbours as Neighbours
+from .base import CoordinateOperator as CoordinateOperator
 from .base import Operator as Operator
+from .base import Row as Row
 from .birth_death import BirthDeath as BirthDeath
 from .birth_death import Difference as Difference
 from .gibbs import Gibbs as Gibbs

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from ..distributions.base import Distribution, scatter
+from ..arrays import expand, scatter
+from ..distributions.base import Distribution
 
 
-class Neighbours(eqx.Module):
+class Row(eqx.Module):
     r"""A row of an operator at a state $x$: $(A h)(x) = \sum_n w_n h(y_n) + w_0 h(x)$.
 
     Neighbour $y_n$ is $x$ with one coordinate changed: `coordinates[..., c]` says which (`None`:
@@ -69,13 +70,30 @@ class Neighbours(eqx.Module):
         return jax.tree.map(lambda s, c: expand(applied, s.ndim) * s + c, score, change)
 
 
-def expand(array: Array, ndim: int) -> Array:
-    """`array` with axes of length one added at its end."""
-    return array.reshape(array.shape + (1,) * (ndim - array.ndim))
-
-
 class Operator(eqx.Module):
-    r"""A discrete Stein operator: $E_q[(A h)(x)] = 0$ for every function $h$.
+    r"""A discrete Stein operator: $E_q[(A h)(x)] = 0$ for every function $h$."""
+
+    @abc.abstractmethod
+    def neighbours(
+        self, dist: Distribution, x: Float[Array, "..."], *, key: PRNGKeyArray | None = None
+    ) -> Row:
+        """The row of the operator at each state in `x`, of shape `[..., *event]`."""
+
+    def apply(
+        self,
+        h: Callable[[Float[Array, "..."]], Float[Array, "..."]],
+        dist: Distribution,
+        x: Float[Array, "..."],
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> Float[Array, "..."]:
+        """(A h)(x) for any function `h`: `[..., *event] -> [...]`, called at every neighbour."""
+        row = self.neighbours(dist, x, key=key)
+        return row.apply(row.evaluate(h, x), h(x))
+
+
+class CoordinateOperator(Operator):
+    r"""An operator whose neighbours differ from $x$ in one coordinate.
 
     With `num_coordinates` $= m$, each application visits $m$ of the $d$ coordinates, drawn at
     random (evenly spaced from a random start) with weights scaled by $d/m$: still mean zero, and
@@ -100,7 +118,7 @@ class Operator(eqx.Module):
 
     def neighbours(
         self, dist: Distribution, x: Float[Array, "..."], *, key: PRNGKeyArray | None = None
-    ) -> Neighbours:
+    ) -> Row:
         """The row of the operator at each state in `x`, of shape `[..., *event]`."""
         check_state(dist, x)
         d = dist.num_coordinates
@@ -121,25 +139,11 @@ class Operator(eqx.Module):
             coordinates = systematic_sample(jax.random.randint(key, lead, 0, d, jnp.int32), m, d)
         values = dist.shift(x, self.offsets(dist), coordinates)
         weights, self_weight = self.weights(dist, x, values, coordinates)
-        return Neighbours(
-            values, weights * (d / m), self_weight * (d / m), coordinates, dist, self._own
-        )
+        return Row(values, weights * (d / m), self_weight * (d / m), coordinates, dist, self._own)
 
     @property
     def _own(self) -> bool:
         return False
-
-    def apply(
-        self,
-        h: Callable[[Float[Array, "..."]], Float[Array, "..."]],
-        dist: Distribution,
-        x: Float[Array, "..."],
-        *,
-        key: PRNGKeyArray | None = None,
-    ) -> Float[Array, "..."]:
-        """(A h)(x) for any function `h`: `[..., *event] -> [...]`, called at every neighbour."""
-        row = self.neighbours(dist, x, key=key)
-        return row.apply(row.evaluate(h, x), h(x))
 
 
 def systematic_sample(start: Int[Array, "..."], m: int, d: int) -> Int[Array, "... m"]:

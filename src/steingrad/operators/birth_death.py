@@ -4,10 +4,10 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from ..distributions.base import Distribution
-from .base import Operator, check_damping, check_num_coordinates, damped_log_ratio
+from .base import CoordinateOperator, check_damping, check_num_coordinates, damped_log_ratio
 
 
-class BirthDeath(Operator):
+class BirthDeath(CoordinateOperator):
     r"""Birth and death: $(A h)(x) = \frac1d \sum_i b_i(x) \, (h(\mathrm{inc}_i x) - h(x)) +
     (h(\mathrm{dec}_i x) - h(x))$ with $b_i(x) = q(\mathrm{inc}_i x) / q(x)$.
 
@@ -40,7 +40,7 @@ class BirthDeath(Operator):
         return weights, -jnp.sum(weights, axis=(-2, -1))
 
 
-class Difference(Operator):
+class Difference(CoordinateOperator):
     r"""The difference operator: $(A h)(x) = \frac1d \sum_i h(\mathrm{dec}_i x) - b_i(x) \, h(x)$
     with $b_i(x) = q(\mathrm{inc}_i x) / q(x)$.
 

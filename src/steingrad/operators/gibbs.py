@@ -5,10 +5,10 @@ import jax
 import jax.numpy as jnp
 
 from ..distributions.base import Distribution
-from .base import Operator, check_num_coordinates
+from .base import CoordinateOperator, check_num_coordinates
 
 
-class Gibbs(Operator):
+class Gibbs(CoordinateOperator):
     r"""The Gibbs operator: $(A h)(x) = \frac1d \sum_i \sum_{v} q(v \mid x_{-i}) \,
     (h(x_{i \to v}) - h(x))$.
 

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..distributions.base import Distribution, compute_dtype, take
-from .base import Neighbours, Operator, check_state, expand
+from ..arrays import compute_dtype, expand, take
+from ..distributions.base import Distribution
+from .base import Operator, Row, check_state
 
 
 class TransitionMatrix(Operator):
@@ -31,7 +32,6 @@ class TransitionMatrix(Operator):
     """
 
     matrix: Any
-    num_coordinates: int | None = eqx.field(init=False, static=True, default=None)
 
     def __init__(self, matrix: Array | np.ndarray | list | Callable[[Distribution], Array]):
         self.matrix = matrix if callable(matrix) else jnp.asarray(matrix)
@@ -74,24 +74,16 @@ class TransitionMatrix(Operator):
                 "Metropolis-Hastings for this distribution would."
             )
 
-    def offsets(self, dist: Distribution):
-        return tuple(range(dist.num_states))
-
-    def weights(self, dist, x, values, coordinates):
-        row = dist.state_number(x)[..., None]
-        weights = take(self.transition(dist), row, axis=-2)
-        weights = weights.astype(compute_dtype(weights))
-        return weights, jnp.full(weights.shape[:-2], -1, weights.dtype)
-
     def neighbours(
         self, dist: Distribution, x: Float[Array, "..."], *, key: PRNGKeyArray | None = None
-    ) -> Neighbours:
+    ) -> Row:
         check_state(dist, x)
-        lead = x.shape[: x.ndim - dist.event_ndim]
+        weights = take(self.transition(dist), dist.state_number(x)[..., None], axis=-2)
+        weights = weights.astype(compute_dtype(weights))
         values = jnp.arange(dist.num_states, dtype=jnp.int32)
-        values = jnp.broadcast_to(values, (*lead, 1, dist.num_states))
-        weights, self_weight = self.weights(dist, x, values, None)
-        return Neighbours(values, weights, self_weight, None, WholeState(dist))
+        values = jnp.broadcast_to(values, weights.shape)
+        self_weight = jnp.full(weights.shape[:-2], -1, weights.dtype)
+        return Row(values, weights, self_weight, None, WholeState(dist))
 
 
 class WholeState(eqx.Module):

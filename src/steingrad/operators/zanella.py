@@ -10,14 +10,14 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..distributions.base import Distribution
-from .base import Operator, check_damping, check_num_coordinates, damped_log_ratio
+from .base import CoordinateOperator, check_damping, check_num_coordinates, damped_log_ratio
 
 
 def as_neighbourhood(given: str | Sequence[int]) -> str | tuple[int, ...]:
     return given if isinstance(given, str) else tuple(given)
 
 
-class LocallyBalanced(Operator):
+class LocallyBalanced(CoordinateOperator):
     """What Zanella's operators share: all but the balancing function."""
 
     neighbourhood: eqx.AbstractVar[str | tuple[int, ...]]

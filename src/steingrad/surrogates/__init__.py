@@ -5,4 +5,4 @@ from .base import Values as Values
 from .exact import ExactSurrogate as ExactSurrogate
 from .linear import LinearSurrogate as LinearSurrogate
 from .mlp import MLPSurrogate as MLPSurrogate
-from .mlp import PooledSurrogate as PooledSurrogate
+from .pooled import PooledSurrogate as PooledSurrogate

@@ -22,11 +22,11 @@ class ExactSurrogate(Surrogate):
     def needs_objective(self):
         return True
 
-    def evaluate(self, params, row, x, fx, dfx, f=None):
-        if f is None:
+    def evaluate(self, cv, row, at):
+        if at.f is None:
             raise ValueError(
                 "ExactSurrogate evaluates the objective at the neighbours of the samples: pass "
                 "f=... to `estimate`, or use `value_and_grad` or `expectation`."
             )
-        values = Values(row.evaluate(f, x).astype(fx.dtype), fx)
+        values = Values(row.evaluate(at.f, at.x).astype(at.fx.dtype), at.fx)
         return values, values

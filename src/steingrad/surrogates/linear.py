@@ -1,7 +1,7 @@
 """First-order Taylor expansion around the other samples; nothing learned."""
 
 from .base import Surrogate, Values
-from .mlp import pool
+from .pooled import pool
 
 
 class LinearSurrogate(Surrogate):
@@ -13,7 +13,7 @@ class LinearSurrogate(Surrogate):
     4
     """
 
-    def evaluate(self, params, row, x, fx, dfx, f=None):
-        value, t_self, t = pool(row, x, fx, dfx)
+    def evaluate(self, cv, row, at):
+        value, t_self, t = pool(row, at)
         values = Values(value[..., None, None] + t, value + t_self)
         return values, values

@@ -30,7 +30,7 @@ BLOCK = 2**20
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def piecewise_linear(
-    params: dict[str, Float[Array, "..."]],
+    cv: dict[str, Float[Array, "..."]],
     value: Float[Array, "others *rows"],
     linear: Float[Array, "others *rows points"],
     slope: float,
@@ -38,14 +38,14 @@ def piecewise_linear(
     """Both outputs of the network at (value, linear), one value for each row of points, averaged
     over the first axis."""
     f, t = _flat(value, linear)
-    w_value, w_linear = params["w_in"]
-    w_out = params["w_out"] / len(f)
+    w_value, w_linear = cv["w_in"]
+    w_out = cv["w_out"] / len(f)
     units = _divide(len(w_value), len(w_value) / UNITS)
 
     # LeakyReLU(z) = slope z + (1 − slope) max(z, 0): of the first term all units are one sum.
     # (`jnp.maximum` costs more, for the sake of z = NaN, which the sum passes on anyway.)
     positive = lambda z: jnp.where(z > 0, z, 0)
-    inputs = jnp.stack([w_linear, w_value, params["b_in"]])
+    inputs = jnp.stack([w_linear, w_value, cv["b_in"]])
     of_t, of_f, of_1 = slope * jnp.matmul(inputs, w_out, precision=PRECISION)[..., None]
 
     def add_units(outputs, t, block):
@@ -56,29 +56,29 @@ def piecewise_linear(
     def add_other(outputs, other):
         f, t = other
         outputs = outputs + (of_t[..., None] * t + (of_f * f + of_1)[..., None])
-        offset = w_value[:, None] * f + params["b_in"][:, None]  # [units, rows]
+        offset = w_value[:, None] * f + cv["b_in"][:, None]  # [units, rows]
         blocks = _blocks(units, (w_linear, offset, (1 - slope) * w_out))
         return jax.lax.scan(lambda o, block: (add_units(o, t, block), None), outputs, blocks)
 
-    outputs = jnp.broadcast_to(params["b_out"][:, None, None], (2, *t.shape[1:]))
+    outputs = jnp.broadcast_to(cv["b_out"][:, None, None], (2, *t.shape[1:]))
     outputs, _ = jax.lax.scan(add_other, outputs, (f, t))
     return outputs.reshape(2, *linear.shape[1:])
 
 
-def _forward(params, value, linear, slope):
-    return piecewise_linear(params, value, linear, slope), (params, value, linear)
+def _forward(cv, value, linear, slope):
+    return piecewise_linear(cv, value, linear, slope), (cv, value, linear)
 
 
 def _backward(slope, residuals, cotangent):
-    params, value, linear = residuals
-    (w_value, w_linear), w_out = params["w_in"], params["w_out"]
+    cv, value, linear = residuals
+    (w_value, w_linear), w_out = cv["w_in"], cv["w_out"]
     f, t = _flat(value, linear)
     g = cotangent.reshape(2, *t.shape[1:]) / len(f)
     # Rows of (t g, g), of t and of the units' offsets, for each of the others.
     columns = jnp.stack([jnp.broadcast_to(g, (len(t), *g.shape)), t[:, None] * g], axis=1)
     columns = jnp.moveaxis(columns.reshape(len(t), 4, *t.shape[1:]), 1, 2)
     columns = columns.reshape(-1, *columns.shape[2:])
-    offset = f.reshape(-1, 1) * w_value + params["b_in"]
+    offset = f.reshape(-1, 1) * w_value + cv["b_in"]
     rows = _divide(len(offset), t.size * len(w_value) / BLOCK)
     points = _divide(t.shape[-1], t.shape[-1] * len(w_value) / BLOCK)
 
@@ -108,12 +108,12 @@ def _backward(slope, residuals, cotangent):
         "b_in": jnp.sum(with_1 * w_out, axis=-1),
         "w_out": with_t * w_linear[:, None]
         + with_f * w_value[:, None]
-        + with_1 * params["b_in"][:, None],
+        + with_1 * cv["b_in"][:, None],
         "b_out": len(f) * jnp.sum(g, axis=(1, 2)),
     }
     # Not needed while parameters are adapted, and then left out by the compiler.
     d_value = jnp.einsum("rku,uk,u->r", alone, w_out, w_value, precision=PRECISION)
-    d_linear = _steepness(params, f, t, g, slope)
+    d_linear = _steepness(cv, f, t, g, slope)
     return gradient, d_value.reshape(value.shape), d_linear.reshape(linear.shape)
 
 
@@ -126,7 +126,7 @@ def _flat(value, linear):
     return value.reshape(others, -1), linear.reshape(others, -1, points)
 
 
-def _steepness(params, f, t, g, slope):
+def _steepness(cv, f, t, g, slope):
     """Σ_u S_u w_linear[u] Σ_k w_out[u, k] g_k: the derivative with respect to t."""
     unit = lambda w_value, w, b, w_out: (
         w
@@ -134,7 +134,7 @@ def _steepness(params, f, t, g, slope):
         * (w_out[0] * g[0] + w_out[1] * g[1])
     )
     add = lambda total, weights: (total + unit(*weights), None)
-    weights = (*params["w_in"], params["b_in"], params["w_out"])
+    weights = (*cv["w_in"], cv["b_in"], cv["w_out"])
     return jax.lax.scan(add, jnp.zeros_like(t), weights)[0]
 
 

@@ -1,0 +1,95 @@
+"""Array helpers that several rooms share."""
+
+import functools
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def compute_dtype(*arrays: Any) -> Any:
+    """The type to compute in: that of the arrays, and at least float32."""
+    double = any(jnp.result_type(array) == jnp.float64 for array in arrays)
+    return jnp.dtype(jnp.float64 if double else jnp.float32)
+
+
+def expand(array: Array, ndim: int) -> Array:
+    """`array` with axes of length one added at its end."""
+    return array.reshape(array.shape + (1,) * (ndim - array.ndim))
+
+
+def take(array: Array, coordinates: Int[Array, "... c"] | None, axis: int = -1) -> Array:
+    """Pick coordinates out of an axis; `array`'s other axes are broadcast against theirs."""
+    if coordinates is None:
+        return array
+    for _ in range(-1 - axis):
+        coordinates = coordinates[..., None]
+    extra = coordinates.ndim - array.ndim
+    array = array.reshape((1,) * max(extra, 0) + array.shape)
+    coordinates = coordinates.reshape((1,) * max(-extra, 0) + coordinates.shape)
+    return jnp.take_along_axis(array, coordinates, axis=axis)
+
+
+def scatter(updates: Array, index: Int[Array, "... n"], size: int) -> Array:
+    """Add `updates` up into an axis of `size` entries: the transpose of `take`."""
+    shape = jnp.broadcast_shapes(updates.shape, index.shape)
+    updates, index = jnp.broadcast_to(updates, shape), jnp.broadcast_to(index, shape)
+    rows = index.reshape(-1, shape[-1])
+    summed = jax.vmap(lambda i, u: jnp.zeros(size, updates.dtype).at[i].add(u))(
+        rows, updates.reshape(rows.shape)
+    )
+    return summed.reshape(*shape[:-1], size)
+
+
+def event_axes(x: Array, fx: Array) -> tuple[int, ...]:
+    """The axes that a state has and its value has not."""
+    return tuple(range(fx.ndim - x.ndim, 0))
+
+
+def others(values: Float[Array, "samples ..."]) -> Float[Array, "others samples ..."]:
+    """For each k the values of the other samples, v_(k+1), v_(k+2), ... (mod K), along a new axis.
+
+    >>> others(jnp.array([10.0, 11.0, 12.0]))
+    Array([[11., 12., 10.],
+           [12., 10., 11.]], dtype=float32)
+    """
+    if len(values) == 2:
+        return values[::-1][None]
+    # K copies end to end, cut into rows of K + 1: each begins one further than the row before.
+    count = len(values)
+    copies = jnp.tile(values, (count, *[1] * (values.ndim - 1)))[1:]
+    return copies.reshape(count - 1, count + 1, *values.shape[1:])[:, :count]
+
+
+def mean_of_others(values: Float[Array, "samples ..."]) -> Float[Array, "samples ..."]:
+    r"""$\frac1{K-1} \sum_{j \ne k} v_j$ for each $k$, at a cost linear in $K$."""
+    if len(values) == 2:
+        return values[::-1]
+    return (sum_of_samples(values) - values) / (len(values) - 1)
+
+
+def mean_of_samples(values: Float[Array, "samples ..."]) -> Float[Array, "..."]:
+    r"""$\frac1K \sum_k v_k$."""
+    return sum_of_samples(values) / len(values)
+
+
+def sum_of_samples(values: Float[Array, "samples ..."]) -> Float[Array, "..."]:
+    """A sum along a first axis that is short: term by term, because on a CPU reductions along such
+    an axis are compiled into something that takes ten times as long."""
+    few = len(values) <= 16
+    return functools.reduce(operator.add, values) if few else jnp.sum(values, axis=0)
+
+
+def weighted_mean(coefficients: Float[Array, "samples ..."], score: Any) -> Any:
+    """1/K Σₖ cₖ s(xₖ), for each leaf of the score."""
+    return jax.tree.map(lambda s: mean_of_samples(expand(coefficients, s.ndim) * s), score)
+
+
+def mean_of_squares(tree: Any) -> Float[Array, ""]:
+    """The mean over all numbers in a pytree of their squares."""
+    leaves = jax.tree.leaves(tree)
+    dtype = compute_dtype(*leaves)
+    squares = jnp.stack([jnp.sum(leaf.astype(dtype) ** 2) for leaf in leaves])
+    return jnp.sum(squares) / sum(leaf.size for leaf in leaves)

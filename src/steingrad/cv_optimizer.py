@@ -1,0 +1,59 @@
+"""How control variates are adapted, whatever they are: one optax transformation."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import optax
+
+from .estimators import Estimator
+
+
+def cv_optimizer(
+    estimator: Estimator | Sequence[Estimator], learning_rate: Any = 1e-3
+) -> optax.GradientTransformation:
+    r"""The optimiser for an estimator's control variates, fed with the gradient that
+    `expectation` or `value_and_grad` returns for `cv`.
+
+    What is learned by descent (`Rodeo`, `DoubleCV`, a learned baseline) takes steps of Adam with
+    this `learning_rate`, which may be a schedule; for `Rebar` and `Relax` with $\beta_1 = 0.999$,
+    as their authors do. A moving average takes the plain step that makes it one. Where nothing is
+    learned it does nothing.
+
+    Several estimators, such as those of a model's layers, have one optimiser for the tuple of
+    their control variates.
+
+    >>> import jax, jax.numpy as jnp, optax, steingrad as sg
+    >>> estimator = sg.Rodeo(num_samples=2)
+    >>> optimizer = cv_optimizer(estimator)
+    >>> cv = estimator.init(jax.random.key(0))
+    >>> state = optimizer.init(cv)
+    >>> _, grads = estimator.value_and_grad(
+    ...     lambda x: jnp.sum(x, -1), sg.Bernoulli(jnp.zeros(3)), cv, key=jax.random.key(1))
+    >>> updates, state = optimizer.update(grads.cv, state, cv)
+    >>> cv = optax.apply_updates(cv, updates)
+    """
+    if isinstance(estimator, Estimator):
+        return _without_strictness(estimator.cv_optimizer(learning_rate))
+    each = [cv_optimizer(one, learning_rate) for one in estimator]
+
+    def init(params):
+        return tuple(one.init(cv) for one, cv in zip(each, params, strict=True))
+
+    def update(updates: Any, state: Any, params: Any = None):
+        given = params if params is not None else (None,) * len(each)
+        layers = zip(each, updates, state, given, strict=True)
+        pairs = [one.update(grad, state, cv) for one, grad, state, cv in layers]
+        return tuple(new for new, _ in pairs), tuple(state for _, state in pairs)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _without_strictness(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """optax mixes types, which those who forbid it in their own code need not know."""
+
+    def update(updates, state, params=None):
+        with jax.numpy_dtype_promotion("standard"):
+            return optimizer.update(updates, state, params)
+
+    return optax.GradientTransformation(optimizer.init, update)
