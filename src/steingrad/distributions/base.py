@@ -210,7 +210,9 @@ class FromLogits(Distribution):
         r"""$\mu = E[x]$, shaped like a state."""
 
     @abc.abstractmethod
-    def slope(self, gradient: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    def slope(
+        self, gradient: Float[Array, "..."]
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
         r"""The $v$ with $\nabla_\eta (v^\top \mu)$ = `gradient`: a numerator and a denominator, the
         variance of $x$, both shaped like a state."""
 

@@ -1,52 +1,28 @@
 """Lariat: REINFORCE leave-one-out with control variates whose coefficients are solved for."""
 
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float
 
 from ..arrays import (
     compute_dtype,
     event_axes,
-    expand,
     mean_of_others,
     mean_of_samples,
     mean_of_squares,
-    sum_of_samples,
 )
 from ..distributions import Bernoulli, Categorical, Ordinal
 from ..operators import Gibbs, Operator
 from ..surrogates import Surrogate
 from .base import Estimator, check_num_samples
-from .least_squares import Products, average_step
+from .least_squares import DECAY, RIDGE, Products, Terms, average_or_adam, average_step
+from .rodeo import stein_terms
 
 SHRINK = 1e-3  # the memory of coordinates that hardly ever vary, towards 0
-
-
-class Terms(NamedTuple):
-    r"""RLOO and its control variates, $G_m = \sum_r w_{mr} b_r$. The basis $b$ is made of the $K$
-    scores and of the few other vectors that occur, so that nothing has the size of terms × batch ×
-    parameters."""
-
-    weights: Float[Array, "terms basis ..."]
-    basis: Float[Array, "basis ..."]
-
-    def products(self) -> Float[Array, "terms terms"]:
-        r"""$G_m^\top G_n$, averaged over the batch."""
-        weights, basis = self
-        inner = jnp.sum(basis[:, None] * basis, axis=event_axes(basis, weights[0]))
-        inner, weights = (a.reshape(*a.shape[:2], -1) for a in (inner, weights))
-        products = jnp.einsum("mrb,rqb,nqb->mn", weights, inner, weights, precision="highest")
-        return products / weights.shape[-1]
-
-    def combine(self, coefficients: Float[Array, " terms"]) -> Float[Array, "..."]:
-        r"""$g_0 + \sum_m c_m G_m$ for each element of the batch."""
-        weights = self.weights[0] + jnp.tensordot(coefficients, self.weights[1:], axes=1)
-        return sum_of_samples(expand(weights, self.basis.ndim) * self.basis)
 
 
 class Lariat(Estimator):
@@ -109,8 +85,8 @@ class Lariat(Estimator):
     hidden: int = eqx.field(static=True, default=0)
     surrogate: Surrogate | None = None
     operator: Operator = Gibbs()
-    decay: float = eqx.field(static=True, default=0.99)
-    ridge: float = eqx.field(static=True, default=1e-4)
+    decay: float = eqx.field(static=True, default=DECAY)
+    ridge: float = eqx.field(static=True, default=RIDGE)
     distributions: ClassVar = (Bernoulli, Categorical, Ordinal)
 
     def __check_init__(self):
@@ -122,9 +98,9 @@ class Lariat(Estimator):
             )
         if self.weighted and not self.gradients:
             raise ValueError("Lariat's weighted terms are made of gradients=True's.")
-        if not (0 <= self.decay < 1 and self.ridge > 0):
+        if not (0 < self.decay < 1 and self.ridge > 0):
             raise ValueError(
-                "Lariat needs a decay from 0 up to (but not) 1 and a positive ridge, but was given "
+                "Lariat needs a decay between 0 and 1 and a positive ridge, but was given "
                 f"{self.decay} and {self.ridge}."
             )
         if self.context_size < 0 or self.hidden < 0:
@@ -142,7 +118,7 @@ class Lariat(Estimator):
         return False
 
     @property
-    def remembers(self) -> bool:
+    def _remembers(self) -> bool:
         return not self.gradients if self.memory is None else self.memory
 
     @property
@@ -150,7 +126,7 @@ class Lariat(Estimator):
         return (
             2 * self.values
             + 3 * self.gradients * (1 + self.weighted)
-            + 2 * self.remembers
+            + 2 * self._remembers
             + 3 * (self.context_size > 0)
             + 2 * (self.surrogate is not None)
         )
@@ -158,12 +134,12 @@ class Lariat(Estimator):
     def init(self, key, dist=None):
         """The context's maps start at zero, except for the Glorot uniform hidden layer."""
         memory = context = None
-        if dist is None and (self.remembers or self.context_size):
+        if dist is None and (self._remembers or self.context_size):
             raise ValueError(
                 "Lariat with memory (which it has by default where gradients=False) or with a "
                 "context knows the distribution's size: pass the distribution too, init(key, dist)."
             )
-        if self.remembers:
+        if self._remembers:
             memory = (jnp.zeros(dist.event_shape), jnp.zeros(dist.event_shape))
         context_key, surrogate_key = jax.random.split(key)
         if self.context_size:
@@ -174,37 +150,32 @@ class Lariat(Estimator):
 
     def cv_optimizer(self, learning_rate):
         """The averages take the plain step that makes them averages; networks learn by Adam."""
-        if self.context_size == 0 and self.surrogate is None:
-            return optax.sgd(1.0)
-        where = lambda cv: (cv.averages, cv.context, cv.surrogate)
-        kinds = ("average", "learned", "learned")
-        labels = lambda cv: eqx.tree_at(where, cv, kinds, is_leaf=lambda leaf: leaf is None)
-        return optax.partition({"average": optax.sgd(1.0), "learned": optax.adam(learning_rate)}, labels)
+        return average_or_adam(learning_rate, lambda cv: cv.averages)
 
     def gradient(self, cv, dist, at):
-        return self._terms(cv, dist, at).combine(self._coefficients(cv, at))
+        return self._terms(cv, dist, at).combine(self._coefficients(cv))
 
     def adapt(self, cv, dist, at):
         @eqx.filter_grad(has_aux=True)
         def loss(learned):
             context, surrogate = learned
             terms = self._terms(self.CV(cv.averages, stop(context), surrogate), dist, at)
-            grad = terms.combine(self._coefficients(cv, at))
+            grad = terms.combine(self._coefficients(cv))
             fit = self._context_loss(context, cv, dist, at) if self.context_size else 0.0
             return mean_of_squares(grad) + fit, (grad, terms)
 
         stop = lambda tree: jax.tree.map(jax.lax.stop_gradient, tree)
         (context, surrogate), (grad, terms) = loss((cv.context, cv.surrogate))
         memory = None
-        if self.remembers:
+        if self._remembers:
             memory = (at.dfx, jnp.ones_like(at.dfx)) if self.gradients else dist.slope(grad)
             batch = lambda v: tuple(range(v.ndim - dist.event_ndim))
             memory = tuple(jnp.mean(v, axis=batch(v)) for v in memory)
-        seen = self.Averages(Products(terms.products(), jnp.ones(())), jnp.mean(at.fx), memory)
+        seen = self.Averages(Products.of(terms), jnp.mean(at.fx), memory)
         return grad, self.CV(average_step(cv.averages, seen, self.decay), context, surrogate)
 
-    def _coefficients(self, cv, at):
-        return cv.averages.products.coefficients(self.decay, self.ridge).astype(at.fx.dtype)
+    def _coefficients(self, cv):
+        return cv.averages.products.coefficients(self.decay, self.ridge)
 
     def _terms(self, cv, dist, at) -> Terms:
         fx, score = at.fx, dist.score(at.x)
@@ -228,7 +199,7 @@ class Lariat(Estimator):
             for v in slopes:
                 terms.append((mean_of_others(inner(v, centred)), None))  # −τ₋ₖ
                 linear(v, mean_of_others(v), mean_of_samples(v))
-        if self.remembers:
+        if self._remembers:
             memory = self._memory(cv, mean.dtype)
             linear(memory, memory, memory)
         if self.context_size:
@@ -236,16 +207,14 @@ class Lariat(Estimator):
             terms.append((-one * baseline, None))
             linear(slope, slope, slope)
         if self.surrogate is not None:
-            row = self.operator.neighbours(dist, at.x, key=at.key)
-            h, h_star = self.surrogate.evaluate(cv.surrogate, row, at)
-            stein = mean_of_samples(row.apply_to_score(*h_star, score, at.x))
-            terms += [(-mean_of_others(row.apply(*h)), None), (0 * one, stein)]
-        return _stack(terms, score)
+            terms += stein_terms(self.operator, self.surrogate, cv.surrogate, dist, at, score)
+        return Terms.of(terms, score)
 
     def _value(self, cv, fx):
-        """The mean of f so far."""
+        """The mean of f so far; at the first step, which is plain RLOO, that of its samples."""
         weight = cv.averages.products.weight
-        return (cv.averages.value / jnp.where(weight > 0, weight, 1)).astype(fx.dtype)
+        past = cv.averages.value / jnp.where(weight > 0, weight, 1)
+        return jnp.where(weight > 0, past.astype(fx.dtype), jnp.mean(fx))
 
     def _memory(self, cv, dtype):
         weight = cv.averages.products.weight
@@ -288,17 +257,3 @@ def _mean(dist):
     """μ, and its pull-back v ↦ ∇_η(vᵀμ), in the type to compute in."""
     parameters = dist.parameters.astype(compute_dtype(dist.parameters))
     return jax.vjp(lambda p: dist.with_parameters(p).mean, parameters)
-
-
-def _stack(terms, score) -> Terms:
-    vectors = [vector for _, vector in terms if vector is not None]
-    weights = jnp.stack([weights for weights, _ in terms]) / len(score)
-    which = jnp.zeros((len(terms), len(vectors)), score.dtype)
-    for column, row in enumerate(i for i, (_, vector) in enumerate(terms) if vector is not None):
-        which = which.at[row, column].set(1)
-    if not vectors:
-        return Terms(weights, score)
-    which = jnp.broadcast_to(expand(which, weights.ndim), (*which.shape, *weights.shape[2:]))
-    return Terms(
-        jnp.concatenate([weights, which], axis=1), jnp.concatenate([score, jnp.stack(vectors)])
-    )
