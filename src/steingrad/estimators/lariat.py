@@ -34,10 +34,10 @@ class Lariat(Estimator):
     the other samples:
 
     - `values`: $-s_k$ and $-f_{-k} s_k$, the baseline's offset and scale;
-    - `gradients`: $-\tau_{-k} s_k$ with $\tau_j = D_j^\top (\mu - x_j)$, a value nearer to $f(\mu)$;
-      $-(v_{-k}^\top (x_k - \mu)) s_k + \nabla_\eta (v_{-k}^\top \mu)$ and $(v_k^\top (x - \mu)_{-k})
-      s_k$ with $v = D$, a linear model of $f$ with its known gradient; if `weighted`, these three
-      also with $|x_j - \mu| D_j$ for $D_j$;
+    - `gradients`: $-\tau_{-k} s_k$ with $\tau_j = D_j^\top (\mu - x_j)$, which takes $f_j$ to the
+      mean; $-(v_{-k}^\top (x_k - \mu)) s_k + \nabla_\eta (v_{-k}^\top \mu)$ and
+      $(v_k^\top (x - \mu)_{-k}) s_k$ with $v = D$, a linear model of $f$ whose gradient is known;
+      if `weighted`, these three also with $|x_j - \mu| D_j$ for $D_j$;
     - `memory` (default: without `gradients`): the linear model with $v$ an average of past
       $\nabla f$ or, without `gradients`, of past estimates over the variance of $x$. It is for an
       $f$ that is the same for the whole batch, and `init` must be given the distribution;
@@ -233,6 +233,12 @@ class Lariat(Estimator):
 
     def _context(self, maps, dist, at):
         """A baseline and a slope for each element of the batch."""
+        if at.context is None or at.context.shape != (*dist.batch_shape, self.context_size):
+            given = None if at.context is None else at.context.shape
+            raise ValueError(
+                f"Lariat(context_size={self.context_size}) needs a context of shape "
+                f"{(*dist.batch_shape, self.context_size)}, but was given {given}."
+            )
         maps = jax.tree.map(lambda leaf: leaf.astype(at.fx.dtype), maps)
         inputs = at.context.astype(at.fx.dtype)
         if self.hidden:

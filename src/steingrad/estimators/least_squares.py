@@ -29,7 +29,7 @@ class Terms(NamedTuple):
 
     @classmethod
     def of(cls, terms: list[tuple[Float[Array, "samples ..."], Any]], score: Any) -> "Terms":
-        r"""Each term is $\frac1K \sum_k w_k s_k + v$: its weights $w$ and its vector $v$ or `None`."""
+        r"""Each term is $\frac1K \sum_k w_k s_k + v$, given as its $w$ and its $v$ or `None`."""
         added = [m for m, (_, vector) in enumerate(terms) if vector is not None]
         weights = jnp.stack([weights for weights, _ in terms])
         unit = expand(jnp.eye(len(terms), dtype=weights.dtype)[:, added], weights.ndim)
