@@ -134,16 +134,17 @@ class Lariat(Estimator):
     def init(self, key, dist=None):
         """The context's maps start at zero, except for the Glorot uniform hidden layer."""
         memory = context = None
-        if dist is None and (self._remembers or self.context_size):
-            raise ValueError(
-                "Lariat with memory (which it has by default where gradients=False) or with a "
-                "context knows the distribution's size: pass the distribution too, init(key, dist)."
-            )
-        if self._remembers:
-            memory = (jnp.zeros(dist.event_shape), jnp.zeros(dist.event_shape))
         context_key, surrogate_key = jax.random.split(key)
-        if self.context_size:
-            context = self._init_context(context_key, dist)
+        if self._remembers or self.context_size:
+            if dist is None:
+                raise ValueError(
+                    "Lariat with memory (its default where gradients=False) or with a context has "
+                    "arrays of the distribution's size: pass it too, init(key, dist)."
+                )
+            if self._remembers:
+                memory = (jnp.zeros(dist.event_shape), jnp.zeros(dist.event_shape))
+            if self.context_size:
+                context = self._init_context(context_key, dist)
         averages = self.Averages(Products.zero(self.num_terms), jnp.zeros(()), memory)
         surrogate = None if self.surrogate is None else self.surrogate.init(surrogate_key)
         return self.CV(averages, context, surrogate)
@@ -155,7 +156,7 @@ class Lariat(Estimator):
     def gradient(self, cv, dist, at):
         return self._terms(cv, dist, at).combine(self._coefficients(cv))
 
-    def adapt(self, cv, dist, at):
+    def adapt(self, cv, dist: Any, at):
         @eqx.filter_grad(has_aux=True)
         def loss(learned):
             context, surrogate = learned
@@ -168,9 +169,10 @@ class Lariat(Estimator):
         (context, surrogate), (grad, terms) = loss((cv.context, cv.surrogate))
         memory = None
         if self._remembers:
-            memory = (at.dfx, jnp.ones_like(at.dfx)) if self.gradients else dist.slope(grad)
-            batch = lambda v: tuple(range(v.ndim - dist.event_ndim))
-            memory = tuple(jnp.mean(v, axis=batch(v)) for v in memory)
+            past: Any = (at.dfx, jnp.ones_like(at.x)) if self.gradients else dist.slope(grad)
+            slope, scale = past
+            mean = lambda v: jnp.mean(v, axis=tuple(range(v.ndim - dist.event_ndim)))
+            memory = mean(slope), mean(scale)
         seen = self.Averages(Products.of(terms), jnp.mean(at.fx), memory)
         return grad, self.CV(average_step(cv.averages, seen, self.decay), context, surrogate)
 

@@ -1,5 +1,7 @@
 """Coefficients of control variates that are solved for, from what past steps have shown."""
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -43,7 +45,7 @@ class Terms(NamedTuple):
         r"""$G_m^\top G_n$, averaged over the batch."""
         axes = lambda b: event_axes(b, self.weights[0])
         inner = jax.tree.map(lambda b: jnp.sum(b[:, None] * b, axis=axes(b)), self.basis)
-        inner = sum(jax.tree.leaves(inner))
+        inner = functools.reduce(operator.add, jax.tree.leaves(inner))
         weights, inner = (a.reshape(*a.shape[:2], -1) for a in (self.weights, inner))
         products = jnp.einsum("mrb,rqb,nqb->mn", weights, inner, weights, precision="highest")
         return products / weights.shape[-1]
