@@ -14,6 +14,7 @@ from .estimators import DisARM as DisARM
 from .estimators import DoubleCV as DoubleCV
 from .estimators import Estimator as Estimator
 from .estimators import Gradients as Gradients
+from .estimators import Lariat as Lariat
 from .estimators import LocalExpectation as LocalExpectation
 from .estimators import ModifiedRelax as ModifiedRelax
 from .estimators import Rebar as Rebar

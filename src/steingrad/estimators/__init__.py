@@ -5,6 +5,7 @@ from .base import Estimator as Estimator
 from .base import Gradients as Gradients
 from .disarm import DisARM as DisARM
 from .double_cv import DoubleCV as DoubleCV
+from .lariat import Lariat as Lariat
 from .local_expectation import LocalExpectation as LocalExpectation
 from .modified_relax import ModifiedRelax as ModifiedRelax
 from .rebar import Rebar as Rebar
