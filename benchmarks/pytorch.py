@@ -74,7 +74,7 @@ def main() -> None:
     for samples in (2, 3):
         contestants = {"PyTorch RLOO": torch_contestant(samples)}
         for name in ("rloo", "rodeo"):
-            config = Config(estimator=name, samples=samples, dataset="mnist")  # pyright: ignore
+            config = Config(estimator=name, samples=samples, dataset="mnist")
             contestants[f"steingrad {name}"] = contestant(config)[0]
         result = summarise(per_step(race(contestants, rounds=11)), "PyTorch RLOO")
         show(

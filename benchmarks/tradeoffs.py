@@ -18,9 +18,9 @@ from steps import contestant, per_step
 from timing import race, save, summarise
 
 from steingrad.experiments import Config, Run
-from steingrad.experiments.engines import Processes
-from steingrad.experiments.plan import plan
-from steingrad.experiments.sweep import sweep
+from steingrad.experiments.sweeps.engines import Processes
+from steingrad.experiments.sweeps.plan import plan
+from steingrad.experiments.sweeps.sweep import sweep
 
 STEPS = 10_000
 # The variance of a run: mean of what it reported in its last steps.
@@ -30,7 +30,7 @@ TIMED = 48
 
 
 def settings() -> dict[str, Config]:
-    def build(estimator: Any = "rodeo", **changes: Any) -> Config:
+    def build(estimator: str = "rodeo", **changes: Any) -> Config:
         return Config("mnist", estimator=estimator, steps=STEPS, bound_samples=1, **changes)
 
     return {

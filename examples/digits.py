@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from steingrad.experiments import Config, Schedule, summary, train
-from steingrad.experiments.figures import plot_curves
+from steingrad.experiments.estimators import DESCRIPTIONS
+from steingrad.experiments.report.figures import plot_curves
+from steingrad.experiments.report.metrics import METRICS
 
 
 def main() -> None:
@@ -34,22 +36,17 @@ def main() -> None:
         runs[name] = train(config, folder, schedule=Schedule(report_every=500))
 
     table = Table(title=f"Binary VAE on digits, K = 2, {arguments.steps} steps")
-    columns = {
-        "train_elbo": "training ELBO",
-        "test_bound": "test bound (100 samples)",
-        "grad_variance": "gradient variance",
-        "ms_per_step": "ms a step",
-    }
-    table.add_column("estimator")
-    for title in columns.values():
-        table.add_column(title, justify="right")
+    columns = ("train_elbo", "test_bound", "grad_variance", "ms_per_step")
+    table.add_column("Estimator")
+    for column in columns:
+        table.add_column(METRICS[column].title, justify="right")
     for name, run in runs.items():
         numbers = summary(run)
-        table.add_row(name.upper(), *(f"{numbers[column]:.4g}" for column in columns))
+        table.add_row(DESCRIPTIONS[name].label, *(f"{numbers[column]:.4g}" for column in columns))
     console.print(table)
 
     picture = arguments.out / "curves.png"
-    plot_curves({name.upper(): run for name, run in runs.items()}, picture)
+    plot_curves({DESCRIPTIONS[name].label: run for name, run in runs.items()}, picture)
     console.print(
         f"Curves of both: {picture}. Runs: {', '.join(str(r.path) for r in runs.values())}"
     )

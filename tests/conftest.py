@@ -21,6 +21,18 @@ def x64():
         yield
 
 
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """A small run from beginning to end: to be looked at, or copied."""
+    from small_runs import SCHEDULE, SMALL
+    from steingrad.experiments import train
+
+    with jax.numpy_dtype_promotion("standard"):
+        return train(
+            SMALL, tmp_path_factory.mktemp("runs") / "small", schedule=SCHEDULE, quiet=True
+        )
+
+
 @pytest.fixture(scope="module")
 def standard_promotion():
     """optax mixes integers and floats, which the strict rules of the other tests forbid."""

@@ -1,24 +1,89 @@
 """The commands, as a user types them."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
+import steingrad.cli
 from steingrad import data
 from steingrad.cli import main
-from steingrad.experiments import Config, Run, Schedule, train
-
-SMALL = Config(
-    steps=20, layer_sizes=(6,), hidden=(8,), surrogate_hidden=5, batch_size=20, bound_samples=5
-)
-
+from steingrad.experiments import Config, Run, configure
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, standard_promotion):
-    return train(SMALL, tmp_path_factory.mktemp("runs") / "small", schedule=Schedule(), quiet=True)
+@pytest.fixture
+def asked(monkeypatch):
+    """What `train` would train, and where."""
+
+    def ask(*arguments):
+        made = []
+        monkeypatch.setattr(
+            steingrad.cli, "train", lambda config, out, **_: made.append((config, out)) or Run
+        )
+        monkeypatch.setattr(Run, "path", "", raising=False)
+        main(["train", *map(str, arguments)])
+        return made[0]
+
+    return ask
+
+
+class TestTrain:
+    @pytest.mark.parametrize("flag", ["--layer-sizes", "--layer_sizes"])
+    def test_hyphen_or_underscore(self, asked, flag):
+        assert asked(flag, 200, 200)[0] == configure(layers=2) == asked("--layers", 2)[0]
+        assert asked(flag, 200, 200, "--hidden", 7)[0].hidden == (7,)
+
+    def test_defaults(self, asked):
+        assert asked()[0] == Config()
+        assert asked("--operator", "gibbs", "--loo", "--steps", 10_000)[0] == Config()
+        assert asked("--no-global")[0] == Config(global_=False)
+        assert asked("--hidden")[0] == Config(hidden=())
+
+    def test_preset(self, asked):
+        """What is given wins, even if it is the default."""
+        config, _ = asked("--preset=paper", "--dataset=fashion_mnist", "--steps=10000")
+        expected = configure(preset="paper", dataset="fashion_mnist", steps=10_000)
+        assert config == expected
+        assert (config.steps, config.learning_rate) == (10_000, 3e-4)
+
+    def test_folder(self, asked):
+        names = {
+            str(asked(*arguments)[1])
+            for arguments in ([], ["--no-local"], ["--learning-rate", 0.1], ["--operator", "mpf"])
+        }
+        assert len(names) == 4
+        assert "runs/digits-bernoulli-rodeo-k2-seed1" in names
+
+    def test_help_shows_the_library_s_defaults(self, capsys):
+        with pytest.raises(SystemExit):
+            main(["train", "--help"])
+        said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert (
+            "Stein operator (paper: gibbs; ablation: barker, mpf, difference). (default: gibbs)"
+            in said
+        )
+        assert "None}" not in said.partition("settings options")[2]
+
+
+def test_version(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out == f"steingrad {steingrad.__version__}\n"
+
+
+@pytest.mark.parametrize("missing", ["tyro", "rich"])
+def test_without_the_extra(missing):
+    code = (
+        f"import sys; sys.modules['{missing}'] = None; from steingrad.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        f"The command steingrad needs {missing}, which comes with an extra: "
+        "pip install 'steingrad[experiments]'."
+    )
 
 
 class TestCommandLine:
@@ -63,18 +128,25 @@ class TestCommandLine:
             (["train", "--estimator", "rloo", "--samples", 1], "num_samples of 2 or more"),
             (["train", "--estimator", "disarm", "--samples", 3], "even"),
             (["train", "--estimator", "relax", "--samples", 2], "multiple of 3"),
-            (["train", "--steps", 0], "--steps must be 1 or more"),
-            (["train", "--learning-rate", 0], "--learning-rate must be above 0"),
+            (["train", "--steps", 0], "steps must be 1 or more"),
+            (["train", "--learning-rate", 0], "learning_rate must be above 0"),
             (["train", "--seeds", 1, 1], "different numbers"),
             (["train", "--batch-size", 5000], "more than the 1297 training images"),
             (["evaluate", "nowhere"], "no config.json"),
             (["sample", "nowhere"], "no config.json"),
-            (["train", "--layers", 0], "--layers must be 1 or more"),
-            (["train", "--coordinates", 300], "--coordinates 300 is more than the bits"),
-            (["train", "--damping", 0.1], "--damping goes with an --operator other than gibbs"),
-            (["train", "--baseline", "learned"], "--baseline goes with --estimator reinforce"),
+            (["train", "--layers", 0], "layers must be 1 or more"),
+            (["train", "--coordinates", 300], "coordinates 300 is more than the bits"),
+            (["train", "--damping", 0.1], "damping goes with operator mpf"),
+            (["train", "--baseline", "learned"], "baseline goes with estimator reinforce"),
             (["train", "--seed", 5000000000], "between 0 and 2^31 - 1"),
             (["train", "--layers", 2, "--layer-sizes", 5, 5], "not both"),
+            (["train", "--layers", 2, "--layer_sizes", 5, 5], "not both"),
+            (["train", "--estimator", "rloo", "--operator", "mpf"], "goes with estimator rodeo"),
+            (["train", "--estimator", "rloo", "--adapt-every", 2], "an estimator that learns"),
+            (["train", "--surrogate", "linear", "--surrogate-hidden", 7], "goes with surrogate"),
+            (["train", "--checkpoint-every", -5], "checkpoint_every must be 0"),
+            (["train", "--report-every", -5], "report_every must be 0"),
+            (["evaluate", __file__], "is not a run: it has no config.json. Name the folder"),
         ],
     )
     def test_errors(self, arguments, says, capsys, tmp_path, monkeypatch):

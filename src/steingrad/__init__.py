@@ -18,6 +18,7 @@ from .estimators import DoubleCV as DoubleCV
 from .estimators import Estimator as Estimator
 from .estimators import Gradients as Gradients
 from .estimators import GumbelSoftmax as GumbelSoftmax
+from .estimators import Lariat as Lariat
 from .estimators import LocalExpectation as LocalExpectation
 from .estimators import ModifiedRelax as ModifiedRelax
 from .estimators import Rebar as Rebar

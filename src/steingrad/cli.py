@@ -1,13 +1,15 @@
-"""Train binary VAEs with low-variance gradients, and look at what came out."""
+"""Train binary VAEs with low-variance gradients, and look at what came out.
 
-import argparse
+`steingrad --version` says which version this is.
+"""
+
 import dataclasses
 import json
 import sys
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, Union
+from typing import Annotated, Any, Literal, Union, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -18,27 +20,28 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from . import data
+from . import __version__, data
 from .experiments import (
     Config,
     ConfigError,
     Diverged,
     RunError,
     Schedule,
+    configure,
     evaluate,
     load_trained,
-    paper_settings,
     train,
 )
-from .experiments.costs import Costs
 from .experiments.display import duration
-from .experiments.engines import Engine, Processes, RayCluster
-from .experiments.figures import image_grid, save_image
-from .experiments.grid import seeds_slug, task_slug
-from .experiments.plan import Selection, plan, seconds_left, summary_line, table
+from .experiments.paper.settings import run_name
 from .experiments.report import write_report
-from .experiments.sweep import sweep
-from .experiments.train import evaluation_key
+from .experiments.sweeps.costs import Costs
+from .experiments.sweeps.engines import Engine, Processes, RayCluster
+from .experiments.sweeps.plan import Selection, plan, seconds_left, summary_line, table
+from .experiments.sweeps.sweep import sweep
+from .experiments.training.config import FIELDS, default_of
+from .experiments.training.evaluation import evaluation_key
+from .experiments.training.pictures import image_grid, save_image
 from .models import reconstruct, sample_images
 
 DataDir = Annotated[
@@ -47,11 +50,42 @@ DataDir = Annotated[
 ]
 
 
+def _settings() -> Any:
+    """The settings of `Config`, each None unless it is given: then --preset and --layers know what
+    was left to them. (Switches have their defaults, which no preset changes.)"""
+    extras = {"global_": {"name": "global"}, "seeds": {"aliases": ("--seed",)}}
+    types, fields = get_type_hints(Config), []
+    for name, field in FIELDS.items():
+        about, default = field.metadata, default_of(name)
+        kind: Any = Literal[about["choices"]] if about["choices"] else types[name]
+        switch = isinstance(default, bool)
+        shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
+        hint = {} if switch or default is None else {"help_behavior_hint": f"(default: {shown})"}
+        if not switch:
+            hint["metavar"] = _metavar(about["choices"], kind)
+        argument = tyro.conf.arg(help=about["help"], **hint, **extras.get(name, {}))
+        kind = bool if switch else kind | None
+        fields.append((name, Annotated[kind, argument], default if switch else None))
+    return dataclasses.make_dataclass("Settings", fields, frozen=True)
+
+
+def _metavar(choices: tuple[str, ...] | None, kind: Any) -> str:
+    """What stands for the value in the help (not tyro's, which would offer None)."""
+    if choices:
+        return "{" + ",".join(choices) + "}"
+    numbers = "INT" if "int" in str(kind) else "FLOAT"
+    return f"[{numbers} ...]" if "tuple" in str(kind) else numbers
+
+
+Settings = _settings()
+
+
 @dataclasses.dataclass(frozen=True)
 class Train:
     """Train a binary VAE and write a run folder."""
 
-    config: Config
+    settings: Settings  # pyright: ignore[reportInvalidTypeForm]
+    """What is trained, and how."""
     schedule: Schedule = dataclasses.field(default_factory=Schedule)
     preset: Literal["none", "paper"] = "none"
     """`paper`: the published settings for this dataset, likelihood and number of layers; flags
@@ -67,11 +101,17 @@ class Train:
     tensorboard: bool = False
     """Also write the metrics for TensorBoard, into the run folder."""
 
+    @property
+    def config(self) -> Config:
+        unset = Settings()
+        given = {k: v for k, v in vars(self.settings).items() if v != getattr(unset, k)}
+        return configure(preset=self.preset, layers=self.layers, **given)
+
     def run(self) -> None:
-        out = self.out or Path("runs") / default_name(self.config)
+        config = self.config
         finished = train(
-            self.config,
-            out,
+            config,
+            self.out or Path("runs") / run_name(config),
             schedule=self.schedule,
             resume=self.resume,
             data_dir=self.data_dir,
@@ -256,35 +296,6 @@ def show(rows: Table) -> None:
     Console(width=None if sys.stdout.isatty() else 160).print(rows)
 
 
-def default_name(config: Config) -> str:
-    """A folder name that says what the run is.
-
-    >>> default_name(Config(dataset="mnist", seeds=(1, 2)))
-    'mnist-bernoulli-rodeo-k2-seed1+2'
-    """
-    return f"{task_slug(config)}-{seeds_slug(config)}"
-
-
-def train_defaults(arguments: list[str]) -> Config:
-    """Defaults of `train`, which depend on --preset, --layers and what they are applied to."""
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--preset", default="none")
-    first.add_argument("--layers", type=int)
-    first.add_argument("--layer-sizes", nargs="*")
-    first.add_argument("--dataset", default=Config.dataset)
-    first.add_argument("--likelihood", default=Config.likelihood)
-    given, _ = first.parse_known_args(arguments)
-    if given.layers is not None and given.layers < 1:
-        raise ConfigError(f"--layers must be 1 or more, not {given.layers}.")
-    if given.layers is not None and given.layer_sizes is not None:
-        raise ConfigError("Give --layers or --layer-sizes, not both.")
-    layers = given.layers or max(1, len(given.layer_sizes or ()))
-    settings = paper_settings(given.dataset, given.likelihood, layers)
-    if given.preset != "paper":
-        settings = {k: settings[k] for k in ("layer_sizes", "hidden")}
-    return Config(**settings)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: errors that a user can act on become a sentence and a non-zero exit."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -293,10 +304,12 @@ def main(arguments: list[str] | None = None) -> None:
         f"[yellow]warning:[/] {escape(str(message))}"
     )
     try:
-        default = Train(train_defaults(arguments) if arguments[:1] == ["train"] else Config())
+        if arguments == ["--version"]:
+            print(f"steingrad {__version__}")
+            return
         named = tyro.conf.subcommand
-        commands = Union[  # noqa: UP007 (built at run time, for the default)
-            Annotated[Train, named("train", default=default)],
+        commands = Union[  # noqa: UP007 (tyro reads it)
+            Annotated[Train, named("train")],
             Annotated[Evaluate, named("evaluate")],
             Annotated[Sample, named("sample")],
             Annotated[Report, named("report")],

@@ -13,7 +13,7 @@ import steingrad as sg
 from marks import slow
 from problems import batched, largest_difference, normal, normalised_distributions, objective
 from significance import gradient_z_scores, passes, z_scores
-from steingrad.estimators import arms, rebar, relax
+from steingrad.estimators import arms, modified_relax, rebar
 
 SKEWED = np.array([0.02, 0.3, 0.7, 0.98])
 SURROGATE = sg.MLPSurrogate(hidden=6)
@@ -145,7 +145,7 @@ class TestUnbiased:
         assert not passes(scores((BITS if dist is bits else CATEGORIES)[name], dist()))
 
     def test_a_surrogate_that_sees_its_own_sample(self, monkeypatch):
-        monkeypatch.setattr(relax, "others", lambda values: values[None])
+        monkeypatch.setattr(modified_relax, "others", lambda values: values[None])
         assert not passes(scores(sg.ModifiedRelax(2, SURROGATE), bits()))
 
 
@@ -505,9 +505,9 @@ class TestRefusals:
     def test_control_variates(self):
         f, dist, key = lambda x: x[..., 0], sg.Bernoulli(jnp.zeros(4)), jax.random.key(0)
         for name in LEARNED:
-            with pytest.raises(ValueError, match=r"pass the cv that .* makes, CV.*, not None"):
+            with pytest.raises(ValueError, match=r"pass the cv that .* makes, .*CV.*, not None"):
                 sg.value_and_grad(f, dist, BITS[name], key=key)
-        with pytest.raises(ValueError, match=r"network=.*, not CV"):
+        with pytest.raises(ValueError, match=r"network=.*, not .*CV"):
             sg.value_and_grad(f, dist, BITS["relax"], BITS["rebar"].init(key), key=key)
         with pytest.raises(ValueError, match="DisARM learns nothing: its cv is None, but was"):
             sg.value_and_grad(f, dist, BITS["disarm"], BITS["rebar"].init(key), key=key)

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,7 +22,8 @@ class Dataset:
     """Images of one dataset, a row of pixels (0 to 255) for each, in three splits.
 
     `value / 255` is the probability that a binarised pixel is 1 (0 or 1 where the data are binary).
-    `files` maps the name of each file to its SHA-256, for the record of a run.
+    For the record of a run, `files` maps the name of each file to its SHA-256, and `published` to
+    whether it is the published one.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Dataset:
     valid: UInt8[np.ndarray, "valid pixels"]
     test: UInt8[np.ndarray, "test pixels"]
     files: Mapping[str, str]
+    published: Mapping[str, bool] = field(default_factory=dict)
 
 
 def load(
@@ -54,14 +56,16 @@ def load(
         parts = [_digits()]
         # The hash of the pixels stands for the file, which is scikit-learn's own affair.
         hashes = {"digits": hashlib.sha256(parts[0].tobytes()).hexdigest()}
+        published = {"digits": True}
     else:
-        parts, hashes = [], {}
+        parts, hashes, published = [], {}, {}
         for file, path in files.locate(name, source, data_dir, download):
-            images, hashes[f"{source.folder}/{file.name}"] = files.read(file, path)
+            key = f"{source.folder}/{file.name}"
+            images, hashes[key], published[key] = files.read(file, path)
             parts.append(images)
     train, valid, _ = source.splits
     splits = np.split(np.concatenate(parts), [train, train + valid])
-    return Dataset(name, source.image_shape, *splits, files=hashes)
+    return Dataset(name, source.image_shape, *splits, files=hashes, published=published)
 
 
 def _digits() -> Images:

@@ -87,8 +87,8 @@ def is_published(file: File, content: bytes) -> bool:
     return False
 
 
-def read(file: File, path: Path) -> tuple[Images, str]:
-    """The images in a file, and the SHA-256 of the file.
+def read(file: File, path: Path) -> tuple[Images, str, bool]:
+    """The images in a file, the SHA-256 of the file, and whether it is the published one.
 
     A file that is not the published one is used, with a warning: it may be a rebuilt one.
     """
@@ -104,13 +104,14 @@ def read(file: File, path: Path) -> tuple[Images, str]:
             "its place."
         ) from error
     sha256 = hashlib.sha256(content).hexdigest()
-    if not is_published(file, content):
+    published = is_published(file, content)
+    if not published:
         warnings.warn(
             f"{path} is used although it is not the published file: results may not compare with "
             f"published ones (its SHA-256 is {sha256})",
             stacklevel=3,
         )
-    return images, sha256
+    return images, sha256, published
 
 
 def _download(forms: tuple[File, ...], places: list[Path]) -> tuple[File, Path]:

@@ -206,6 +206,18 @@ class FromLogits(Distribution):
         return eqx.tree_at(lambda q: q.logits, self, parameters)
 
     @property
+    @abc.abstractmethod
+    def mean(self) -> Float[Array, "..."]:
+        r"""$\mu = E[x]$, shaped like a state."""
+
+    @abc.abstractmethod
+    def slope(
+        self, gradient: Float[Array, "..."]
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        r"""The $v$ with $\nabla_\eta (v^\top \mu)$ = `gradient`: a numerator and a denominator, the
+        variance of $x$, both shaped like a state."""
+
+    @property
     def _logits(self) -> Array:
         return self.logits.astype(compute_dtype(self.logits))
 

@@ -52,6 +52,10 @@ class Bernoulli(FromLogits):
         """θ."""
         return jax.nn.sigmoid(self._logits).astype(self.dtype)
 
+    def slope(self, gradient):
+        logits = self._logits
+        return gradient, jax.nn.sigmoid(logits) * jax.nn.sigmoid(-logits)
+
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()):
         logits = self._logits
         uniform = jax.random.uniform(key, (*shape, *logits.shape), logits.dtype)

@@ -82,6 +82,15 @@ class Categorical(IndependentLogits):
     def event_shape(self):
         return self.logits.shape[-2:]
 
+    @property
+    def mean(self) -> Float[Array, "*batch d m"]:
+        """The probabilities of the values."""
+        return jax.nn.softmax(self._logits).astype(self.dtype)
+
+    def slope(self, gradient):
+        # Up to a constant for each coordinate, which nothing depends on.
+        return gradient, jax.nn.softmax(self._logits)
+
     def log_prob(self, x):
         logits = self._logits
         return jnp.sum(x.astype(logits.dtype) * jax.nn.log_softmax(logits), axis=(-2, -1))

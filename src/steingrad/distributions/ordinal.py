@@ -43,6 +43,18 @@ class Ordinal(IndependentLogits):
     def event_shape(self):
         return (self.num_coordinates,)
 
+    @property
+    def mean(self) -> Float[Array, "*batch d"]:
+        """Σ_a v_a q(v_a)."""
+        values = jnp.asarray(self.values, self._logits.dtype)
+        return jnp.sum(jax.nn.softmax(self._logits) * values, axis=-1).astype(self.dtype)
+
+    def slope(self, gradient):
+        probs = jax.nn.softmax(self._logits)
+        values = jnp.asarray(self.values, probs.dtype)
+        centred = values - jnp.sum(probs * values, axis=-1, keepdims=True)
+        return jnp.sum(gradient * values, axis=-1), jnp.sum(probs * centred**2, axis=-1)
+
     def log_prob(self, x):
         log_probs = jax.nn.log_softmax(self._logits)
         return jnp.sum(take(log_probs, self.index(x)[..., None])[..., 0], axis=-1)

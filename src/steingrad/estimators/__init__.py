@@ -9,6 +9,7 @@ from .disarm_iw import DisARMIW as DisARMIW
 from .disarm_sb import DisARMSB as DisARMSB
 from .double_cv import DoubleCV as DoubleCV
 from .gumbel_softmax import GumbelSoftmax as GumbelSoftmax
+from .lariat import Lariat as Lariat
 from .local_expectation import LocalExpectation as LocalExpectation
 from .modified_relax import ModifiedRelax as ModifiedRelax
 from .rebar import Rebar as Rebar

@@ -258,7 +258,7 @@ def check_cv(estimator: Estimator, cv: Any, dist: Distribution) -> None:
 
 
 def _brief(tree: Any) -> str:
-    return " ".join(eqx.tree_pformat(tree).split())
+    return " ".join(eqx.tree_pformat(tree, struct_as_array=True).split())
 
 
 def check_evaluated(estimator: Estimator, dist: Distribution, at: Evaluated) -> None:

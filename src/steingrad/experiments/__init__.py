@@ -1,14 +1,14 @@
-"""Experiments: configuration, training loop, evaluation, checkpoints."""
+"""Experiments: training, sweeps, the paper's grid, reports."""
 
-from .config import Config as Config
-from .config import ConfigError as ConfigError
-from .config import paper_settings as paper_settings
-from .evaluation import Bounds as Bounds
-from .evaluation import evaluate as evaluate
-from .runs import Run as Run
-from .runs import RunError as RunError
-from .train import Diverged as Diverged
-from .train import Schedule as Schedule
-from .train import load_trained as load_trained
-from .train import summary as summary
-from .train import train as train
+from .paper.settings import configure as configure
+from .training import Bounds as Bounds
+from .training import Config as Config
+from .training import ConfigError as ConfigError
+from .training import Diverged as Diverged
+from .training import Run as Run
+from .training import RunError as RunError
+from .training import Schedule as Schedule
+from .training import evaluate as evaluate
+from .training import load_trained as load_trained
+from .training import summary as summary
+from .training import train as train

@@ -14,7 +14,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from .config import Config
+from .training.config import Config
 
 BarsT = TypeVar("BarsT", bound="_Bars")
 

@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from ..figures import plot
-from ..runs import RunError
+from ..training.runs import RunError
 from .build import build
 from .collect import RESULTS, collect, write_results
+from .figures import plot
 from .markdown import summary, to_markdown
 from .page import to_html
 from .parts import Figure, Report

@@ -3,21 +3,28 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from ..grid import Entry, Experiment, experiments, run_name
+from ..paper.grid import Entry, Experiment, experiments
 from .collect import Collection, Group, StoredRun
 from .curves import experiment_figures
-from .notes import budget
-from .numbers import Estimate, fixed, plural, significant, task_name
+from .notes import PAPER_BUDGET, budget
+from .numbers import plural, task_name
+from .own import own_sections
 from .parts import Block, Cell, Report, Section, Table
 from .tables import column, experiment_tables, find_groups
 
-READING = (
+NUMBERS = (
     "Numbers are means ± standard errors over seeds. Below each, smaller, stands the paper's. Bold "
     "is the best of ours in its column and block. ▲ and ▼ mark numbers that are higher or lower "
-    "than the paper's by more than twice the combined standard error.",
+    "than the paper's by more than twice the combined standard error."
+)
+OWN_NUMBERS = (
+    "Numbers are means ± standard errors over seeds; one seed has no error. Bold is the best in "
+    "its column, among runs of the same number of steps."
+)
+CURVES = (
     "Curves are means over seeds, of metrics recorded during training; the vertical axes leave out "
     "what lies beyond them in the first tenth of the horizontal axis. Time is steps times the "
-    "run's median time of a step.",
+    "run's median time of a step."
 )
 
 
@@ -32,25 +39,36 @@ def build(collection: Collection) -> Report:
             sections.append(Section(experiment.name, experiment.title, tuple(parts), missing))
         else:
             absent.append(experiment.title)
-    finished = [run for run in collection.runs if run.finished]
-    groups = [("", group) for config, group in collection.groups.items() if config in used]
-    before = [
-        f"{plural(len(finished), 'finished run')} of "
-        f"{plural(len(collection.groups), 'configuration')}, beside the numbers of “Gradient "
-        "Estimation with Discrete Stein Operators” (Shi, Zhou, Hwang, Titsias, Mackey; NeurIPS "
-        "2022).",
-        *(budget(groups)[:1] if groups else []),
-        *READING,
-    ]
-    if absent:
-        before.append(f"Not run: {'; '.join(absent)}.")
-    others = [group for config, group in collection.groups.items() if config not in used]
-    if others:
-        sections.append(Section("other-runs", "Other runs", (_others(others),)))
+    own = [group for config, group in collection.groups.items() if config not in used]
+    paper = bool(sections)
+    sections += own_sections(own, beside_paper=paper)
     if collection.unused:
-        sections.append(Section("not-used", "Runs not used", (_unused(collection.unused),)))
+        sections.append(
+            Section("not-used", "Runs not used", (_unused(collection.unused),), aside=True)
+        )
     sections.append(_provenance(collection.runs))
-    return Report("The paper's experiments with steingrad", tuple(before), tuple(sections))
+    finished = [run for run in collection.runs if run.finished]
+    found = (
+        f"{plural(len(finished), 'finished run')} of "
+        f"{plural(len(collection.groups), 'configuration')}"
+    )
+    if not paper:
+        before = (f"{found}.", OWN_NUMBERS, CURVES)
+        return Report("Runs with steingrad", before, before[:2], tuple(sections))
+    groups = [("", group) for config, group in collection.groups.items() if config in used]
+    short = budget(groups)[:1]
+    full = [] if short else [f"These runs have the paper's budget, {PAPER_BUDGET}."]
+    found += (
+        ", beside the numbers of “Gradient Estimation with Discrete Stein Operators” (Shi, Zhou, "
+        "Hwang, Titsias, Mackey; NeurIPS 2022)."
+    )
+    missing = [f"Not run: {'; '.join(absent)}."] if absent else []
+    return Report(
+        "The paper's experiments with steingrad",
+        (found, *short, *full, NUMBERS, CURVES, *missing),
+        (found, *full, NUMBERS),  # each table says how far it is from the paper's budget
+        tuple(sections),
+    )
 
 
 def _missing_tasks(experiment: Experiment, found: Mapping[Entry, Group]) -> tuple[str, ...]:
@@ -63,27 +81,6 @@ def _missing_tasks(experiment: Experiment, found: Mapping[Entry, Group]) -> tupl
         if (*column(entry), entry.config.samples) not in there
     }
     return (f"Not run: {'; '.join(missing)}.",) if missing else ()
-
-
-def _others(groups: Sequence[Group]) -> Table:
-    """Runs of no experiment of the paper."""
-    metrics = {
-        "train_elbo": ("Training ELBO", fixed),
-        "test_bound": ("Test bound", fixed),
-        "grad_variance": ("Gradient variance", significant),
-        "ms_per_step": ("Milliseconds a step", significant),
-    }
-    rows = []
-    for group in groups:
-        numbers = {name: Estimate.of(group.values(name)) for name in metrics}
-        cells = [Cell(f"{group.steps:,}"), Cell(str(len(group.seeds)))]
-        for name, (_, text) in metrics.items():
-            number = numbers[name]
-            cells.append(Cell(text(number) if number else "–"))
-        rows.append((run_name(group.config).rpartition("-seed")[0], tuple(cells)))
-    columns = ("", "Steps", "Seeds", *(title for title, _ in metrics.values()))
-    before = ("They belong to no experiment of the paper.",)
-    return Table("", columns, (Block("", tuple(rows)),), before)
 
 
 def _unused(runs: Sequence[tuple[StoredRun, str]]) -> Table:
@@ -113,7 +110,7 @@ def _provenance(runs: Sequence[StoredRun]) -> Section:
         for (name, sha256), published in sorted(files.items())
     )
     data = Table("Data", ("file", "SHA-256", ""), (Block("", hashes),), words=True)
-    return Section("provenance", "Environment, data, commit", (environments, data))
+    return Section("provenance", "Environment, data, commit", (environments, data), aside=True)
 
 
 def _environment(runs: Sequence[StoredRun]) -> tuple[str, ...]:

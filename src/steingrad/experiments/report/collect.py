@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ..config import Config, ConfigError, from_json, to_json
-from ..grid import run_name
-from ..runs import Run, RunError
-from .datafiles import is_published
+from ..paper.settings import run_name
+from ..training.config import Config, ConfigError, from_json, to_json
+from ..training.runs import Run, RunError
+from ..training.stored import FORMAT, to_present
 
-FORMAT = 1
 RESULTS = "results.jsonl"
 # The most points of a curve that are kept: more cannot be seen.
 POINTS = 200
@@ -151,7 +150,7 @@ def compact(run: Run, name: str) -> StoredRun:
         _round(median),
         run.record["environment"],
         run.record["data_files"],
-        {file: is_published(file, sha256) for file, sha256 in run.record["data_files"].items()},
+        run.published,
         tuple({name: _round(value) for name, value in line.items()} for line in kept),
         folder=True,
     )
@@ -236,7 +235,7 @@ def _to_json(run: StoredRun) -> dict[str, Any]:
 
 
 def _from_json(fields: dict[str, Any]) -> StoredRun:
-    if fields.pop("format") != FORMAT:
-        raise RunError("it has a format that this version does not know.")
+    fields = to_present(fields)
+    del fields["format"]
     fields.update(config=from_json(fields["config"]), metrics=tuple(fields["metrics"]))
     return StoredRun(**fields)

@@ -4,16 +4,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..config import Config
-from ..figures import METRICS, Curve
-from ..grid import Entry, Experiment, published_variances
+from ..estimators import DESCRIPTIONS
+from ..paper.grid import Entry, Experiment, published_variances
+from ..training.config import Config
 from .collect import Group
+from .figures import Curve
+from .metrics import METRICS, is_best
 from .notes import budget, data_notes
-from .numbers import LOWER_IS_BETTER, Estimate, fixed, name_of, plural, significant, task_name
-from .parts import Block, Cell, Figure, Table
+from .numbers import Estimate, plural, significant, task_name
+from .parts import NOTHING, Block, Cell, Figure, Table
 
 # An estimator looks the same in every figure.
-STYLE = {"RODEO": 0, "Double CV": 1, "DisARM": 2, "ARMS": 3, "RLOO": 4, "RELAX": 5}
+STYLE = {estimator.label: estimator.style for estimator in DESCRIPTIONS.values()}
 
 
 def experiment_figures(experiment: Experiment, found: Mapping[Entry, Group]) -> list[Figure]:
@@ -38,12 +40,9 @@ def _figure_name(experiment: Experiment, entry: Entry) -> str:
 
 
 def _figure(experiment: Experiment, name: str, found: Mapping[Entry, Group]) -> Figure | None:
-    metrics = tuple(metric for metric in experiment.metrics if metric in METRICS)
+    metrics = tuple(metric for metric in experiment.metrics if METRICS[metric].axis)
     several = len({entry.config.samples for entry in found}) > 1
-    labels = [
-        name_of(entry.label) + (f", K = {entry.config.samples}" if several else "")
-        for entry in found
-    ]
+    labels = [entry.label + (f", K = {entry.config.samples}" if several else "") for entry in found]
     known = all(label in STYLE for label in labels)
     curves = {}
     for number, (label, (entry, group)) in enumerate(zip(labels, found.items(), strict=True)):
@@ -55,10 +54,13 @@ def _figure(experiment: Experiment, name: str, found: Mapping[Entry, Group]) -> 
     config = next(iter(found)).config
     parts = [task_name(config, [Config(likelihood="gaussian"), Config()])]
     parts += [] if several else [f"K = {config.samples}"]
-    files = [note.removeprefix("† ") for note in data_notes(found)[1]]
+    files = [
+        note.removeprefix("† ")
+        for note in data_notes((entry.config, group) for entry, group in found.items())[1]
+    ]
     before = budget([(curve.label, found[entry]) for entry, curve in curves.items()])
     missing = [
-        name_of(entry.label)
+        entry.label
         for entry in experiment.entries
         if entry not in curves and _figure_name(experiment, entry) == name
     ]
@@ -101,14 +103,13 @@ def _table(
     published_step = next((there[0] for there in paper.values() if there), None)
     step = min(curve.steps[-1] for curve in curves.values())
     step = min(step, published_step or step)
+    metrics = ("grad_variance", "train_elbo", "ms_per_step")
     columns = [
-        f"Gradient variance at {plural(step, 'step')}",
-        "Training ELBO",
-        "Milliseconds a step",
+        f"{METRICS['grad_variance'].title} at {plural(step, 'step')}",
+        *(METRICS[metric].title for metric in metrics[1:]),
     ]
     if published_step:
         columns.insert(1, f"Paper's at {plural(published_step, 'step')}")
-    metrics = ("grad_variance", "train_elbo", "ms_per_step")
     numbers = {
         entry: (
             Estimate.of([_at(step, group.lines(seed), "grad_variance") for seed in group.seeds]),
@@ -120,41 +121,20 @@ def _table(
     for entry, own in numbers.items():
         samples = entry.config.samples
         rivals = [other for e, other in numbers.items() if e.config.samples == samples]
-        best = [
-            _best(metric, [other[number] for other in rivals])
-            for number, metric in enumerate(metrics)
-        ]
         cells = [
-            Cell(_text(metric, number), best=number is not None and _shown(number) == first)
-            for metric, number, first in zip(metrics, own, best, strict=True)
+            NOTHING
+            if number is None
+            else Cell(METRICS[metric].show(number), best=is_best(metric, number, others))
+            for metric, number, others in zip(metrics, own, zip(*rivals, strict=True), strict=True)
         ]
         if published_step:
             there = paper[entry]
-            cells.insert(1, Cell(significant(Estimate(there[1], None)) if there else "–"))
+            cells.insert(1, Cell(significant(Estimate(there[1], None))) if there else NOTHING)
         rows.append((curves[entry].label, tuple(cells)))
     after = files
     if published_step:
         after = ("The paper's variances are read by eye off its curves.", *files)
     return Table("", ("", *columns), (Block("", tuple(rows)),), after=after)
-
-
-def _best(metric: str, numbers: Sequence[Estimate | None]) -> str | None:
-    there = [number for number in numbers if number is not None]
-    if len(there) < 2:
-        return None
-    best = min if metric in LOWER_IS_BETTER else max
-    return _shown(best(there, key=lambda number: number.mean))
-
-
-def _shown(number: Estimate) -> str:
-    """What ties share."""
-    return f"{number.mean:.4g}"
-
-
-def _text(metric: str, number: Estimate | None) -> str:
-    if number is None:
-        return "–"
-    return fixed(number) if metric == "train_elbo" else significant(number)
 
 
 def _at(step: int, lines: Sequence[Mapping], metric: str) -> float:

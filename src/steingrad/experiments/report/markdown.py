@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from .parts import Cell, Figure, Report, Section, Table
 
-NOT_RESULTS = ("other-runs", "not-used", "provenance")
-
 
 def to_markdown(report: Report) -> str:
     """The whole report, with its figures beside it in `figures/`."""
@@ -17,9 +15,8 @@ def to_markdown(report: Report) -> str:
 
 def summary(report: Report, place: str) -> str:
     """The first table, the first figure and links to the rest; `place`: the report's folder."""
-    found, reading = report.before[:1], report.before[2:3]
-    parts = [_sentences((*found, *reading))]
-    shown = [section for section in report.sections if section.name not in NOT_RESULTS]
+    parts = [_sentences(report.brief)]
+    shown = [section for section in report.sections if not section.aside]
     both = [(section.title, part) for section in shown for part in section.parts]
     tables = [(title, part) for title, part in both if isinstance(part, Table)]
     figures = [(title, part) for title, part in both if isinstance(part, Figure)]
@@ -63,7 +60,8 @@ def _table(table: Table) -> str:
         for label, cells in block.rows:
             lines.append(f"| {_text(label)} | " + " | ".join(map(_cell, cells)) + " |")
     title = f"**{_text(table.title)}**" if table.title else ""
-    parts = [title, _sentences(table.before), "\n".join(lines), _sentences(table.after)]
+    rows = "\n".join(lines) if table.blocks else ""
+    parts = [title, _sentences(table.before), rows, _sentences(table.after)]
     return "\n\n".join(part for part in parts if part)
 
 

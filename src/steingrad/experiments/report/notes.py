@@ -1,14 +1,16 @@
 """Sentences that say how far our runs are from the paper's."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from ..grid import Entry
+from ..paper.settings import BOUND_SAMPLES, SEEDS, STEPS
+from ..training.config import Config
 from .collect import Group
-from .numbers import PAPER_SEEDS, PAPER_STEPS, plural
+from .numbers import plural
 
 # More names than this say less than "some".
 NAMED = 6
+PAPER_BUDGET = f"{plural(STEPS, 'step')} and {plural(len(SEEDS), 'seed')}"
 
 
 def budget(cells: Sequence[tuple[str, Group]], metric: str = "") -> list[str]:
@@ -16,10 +18,10 @@ def budget(cells: Sequence[tuple[str, Group]], metric: str = "") -> list[str]:
     steps = Counter(group.steps for _, group in cells)
     seeds = Counter(len(group.seeds) for _, group in cells)
     sentences = []
-    if set(steps) != {PAPER_STEPS} or set(seeds) != {PAPER_SEEDS}:
+    if set(steps) != {STEPS} or set(seeds) != {len(SEEDS)}:
         sentences.append(
             f"These runs have {_range(steps, 'step')} and {_range(seeds, 'seed')}; the paper's "
-            f"have {plural(PAPER_STEPS, 'step')} and {plural(PAPER_SEEDS, 'seed')}."
+            f"have {PAPER_BUDGET}."
         )
     if len(steps) > 1:
         sentences.append(
@@ -34,9 +36,11 @@ def budget(cells: Sequence[tuple[str, Group]], metric: str = "") -> list[str]:
     samples = {
         run.config.bound_samples for _, group in cells for run in group.seeds.values()
     }  # fmt: skip
-    if metric == "test_bound" and samples != {100}:
+    if metric == "test_bound" and samples != {BOUND_SAMPLES}:
         counts = " or ".join(map(str, sorted(samples)))
-        sentences.append(f"This bound is here of {counts} samples; the paper's is of 100.")
+        sentences.append(
+            f"This bound is here of {counts} samples; the paper's is of {BOUND_SAMPLES}."
+        )
     return sentences
 
 
@@ -56,11 +60,12 @@ def _exceptions(counts: Counter, noun: str, cells: Sequence[tuple[str, int]]) ->
     return "; ".join([*parts, f"{plural(usual, noun)} for all others"]) + "."
 
 
-def data_notes(found: Mapping[Entry, Group]) -> tuple[set[tuple], list[str]]:
+def data_notes(
+    found: Iterable[tuple[Config, Group]],
+) -> tuple[set[tuple], list[str]]:
     """The columns trained on files that are not the published ones, and a footnote about each."""
     columns, notes = set(), {}
-    for entry, group in found.items():
-        config = entry.config
+    for config, group in found:
         for run in group.seeds.values():
             for name, published in run.published.items():
                 if not published:

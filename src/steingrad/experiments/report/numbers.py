@@ -1,4 +1,4 @@
-"""Numbers as a report shows them, and the names of things."""
+"""Numbers as a report shows them, and the names of tasks."""
 
 import dataclasses
 import math
@@ -6,20 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ..config import Config
-from ..grid import Published
+from ..paper.grid import Published
+from ..training.config import Config
 
-ESTIMATORS = {
-    "reinforce": "REINFORCE",
-    "rloo": "RLOO",
-    "rodeo": "RODEO",
-    "double_cv": "Double CV",
-    "disarm": "DisARM",
-    "arms": "ARMS",
-    "rebar": "REBAR",
-    "relax": "RELAX",
-    "local_expectation": "Local expectation",
-}
 DATASETS = {
     "digits": "Digits",
     "mnist": "MNIST",
@@ -27,15 +16,6 @@ DATASETS = {
     "omniglot": "Omniglot",
     "binarized_mnist": "Binarised MNIST",
 }
-METRICS = {
-    "train_elbo": "Training ELBO",
-    "test_bound": "Test bound, 100 samples",
-    "test_bound_k": "Test bound, K samples",
-    "ms_per_step": "Time a step",
-}
-LOWER_IS_BETTER = ("ms_per_step", "grad_variance")
-PAPER_STEPS = 1_000_000
-PAPER_SEEDS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +71,6 @@ def significant(number: Estimate) -> str:
     digits = max(0, digits)
     error = "" if number.stderr is None else f" ± {number.stderr:.{digits}f}"
     return f"{number.mean:.{digits}f}".replace("-", "−") + error
-
-
-def name_of(label: str) -> str:
-    return ESTIMATORS.get(label, label)
 
 
 def task_name(config: Config, others: Iterable[Config]) -> str:

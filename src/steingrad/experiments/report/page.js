@@ -2,16 +2,19 @@
 "use strict";
 (() => {
   const SPACE = "http://www.w3.org/2000/svg";
-  const WIDTH = 540, HEIGHT = 330, LEFT = 58, RIGHT = 12, TOP = 30, BOTTOM = 42;
-  const DASHES = ["", "9 4", "2 3", "9 3 2 3", "16 5", "6 2 2 2 2 2"];
-  const MARKERS = [
-    (x, y) => `M${x - 3.4} ${y}a3.4 3.4 0 1 0 6.8 0a3.4 3.4 0 1 0-6.8 0Z`,
-    (x, y) => `M${x - 3} ${y - 3}h6v6h-6Z`,
-    (x, y) => `M${x} ${y - 4}l4 7h-8Z`,
-    (x, y) => `M${x} ${y - 4.4}l4.4 4.4l-4.4 4.4l-4.4-4.4Z`,
-    (x, y) => `M${x} ${y + 4}l4-7h-8Z`,
-    (x, y) => `M${x - 3.2} ${y - 3.2}l6.4 6.4M${x - 3.2} ${y + 3.2}l6.4-6.4`,
-  ];
+  const WIDTH = 540, HEIGHT = 330, LEFT = 58, RIGHT = 20, TOP = 30, BOTTOM = 42;
+  const { styles: STYLES, start: START, margin: MARGIN, figures: FIGURES } =
+    JSON.parse(document.getElementById("figures").textContent);
+  const MARKERS = {
+    o: (x, y) => `M${x - 3.4} ${y}a3.4 3.4 0 1 0 6.8 0a3.4 3.4 0 1 0-6.8 0Z`,
+    s: (x, y) => `M${x - 3} ${y - 3}h6v6h-6Z`,
+    "^": (x, y) => `M${x} ${y - 4}l4 7h-8Z`,
+    D: (x, y) => `M${x} ${y - 4.4}l4.4 4.4l-4.4 4.4l-4.4-4.4Z`,
+    v: (x, y) => `M${x} ${y + 4}l4-7h-8Z`,
+    X: (x, y) => `M${x - 3.2} ${y - 3.2}l6.4 6.4M${x - 3.2} ${y + 3.2}l6.4-6.4`,
+  };
+  const dashes = (curve) => STYLES[curve.style].dashes;
+  const marker = (curve, x, y) => MARKERS[STYLES[curve.style].marker](x, y);
   const UNITS = [[10800, 3600, "hours", "h"], [180, 60, "minutes", "min"], [0, 1, "seconds", "s"]];
 
   const node = (made, attributes, children) => {
@@ -53,24 +56,24 @@
   }
 
   // The range of the visible curves; the vertical one without their start, a steep rise.
-  function ranges(curves, axis, panel, start) {
+  function ranges(curves, axis, panel) {
     const right = Math.max(...curves.map((curve) => curve.x[axis].at(-1)));
     const values = curves.flatMap((curve) =>
-      curve.y[panel.metric].filter((_, i) => curve.x[axis][i] >= start * right));
+      curve.y[panel.metric].filter((_, i) => curve.x[axis][i] >= START * right));
     const usable = values.filter((value) => !panel.log || value > 0);
     let low = Math.min(...usable), high = Math.max(...usable);
     if (panel.log) {
-      const margin = Math.max((high / low) ** 0.06, 1.02);
+      const margin = Math.max((high / low) ** MARGIN, 1.02);
       return [right, low / margin, high * margin];
     }
-    const margin = 0.06 * (high - low) || Math.abs(high) * 0.05 || 1;
+    const margin = MARGIN * (high - low) || Math.abs(high) * 0.05 || 1;
     return [right, low - margin, high + margin];
   }
 
   function sample(curve) {
     return svg("svg", { width: 44, height: 12, "aria-hidden": "true" },
-      svg("path", { class: `curve s${curve.style}`, d: "M1 6H43", "stroke-dasharray": DASHES[curve.style] }),
-      svg("path", { class: `markers s${curve.style}`, d: MARKERS[curve.style](22, 6) }));
+      svg("path", { class: `curve s${curve.style}`, d: "M1 6H43", "stroke-dasharray": dashes(curve) }),
+      svg("path", { class: `markers s${curve.style}`, d: marker(curve, 22, 6) }));
   }
 
   function drawPanel(place, figure, panel, axis, hidden, name) {
@@ -81,7 +84,7 @@
     place.replaceChildren(picture, tip);
     picture.append(svg("text", { class: "title", x: LEFT, y: 17 }, panel.title));
     if (!curves.length) return;
-    const [right, low, high] = ranges(curves, axis, panel, figure.start);
+    const [right, low, high] = ranges(curves, axis, panel);
     const [, unit, unitName, unitShort] = axis === "time" ? UNITS.find(([least]) => right >= least) : [0, 1, "steps"];
     const scale = panel.log ? Math.log : (value) => value;
     const toX = (value) => LEFT + (value / right) * (WIDTH - LEFT - RIGHT);
@@ -111,13 +114,13 @@
       const points = curve.x[axis].map((x, i) => [round(toX(x)), round(toY(curve.y[panel.metric][i]))])
         .filter(([, y]) => Number.isFinite(+y));
       const every = Math.max(1, Math.round(points.length / 9));
-      const offset = Math.floor(((curve.style + 0.5) * every) / MARKERS.length);
+      const offset = Math.floor(((curve.style + 0.5) * every) / STYLES.length);
       const marked = points.filter((_, i) => i % every === offset);
       inside.append(
         svg("path", { class: `curve s${curve.style}`, "data-label": curve.label,
-          "stroke-dasharray": DASHES[curve.style], d: "M" + points.map((p) => p.join(" ")).join("L") }),
+          "stroke-dasharray": dashes(curve), d: "M" + points.map((p) => p.join(" ")).join("L") }),
         svg("path", { class: `markers s${curve.style}`,
-          d: marked.map(([x, y]) => MARKERS[curve.style](+x, +y)).join("") }));
+          d: marked.map(([x, y]) => marker(curve, +x, +y)).join("") }));
     }
     const cross = svg("g", { visibility: "hidden" });
     inside.append(cross);
@@ -168,7 +171,6 @@
   }
 
   function draw(place, name, figure) {
-    for (const curve of figure.curves) curve.style %= MARKERS.length;
     const hidden = new Set();
     let axis = "steps";
     const panels = figure.panels.map((panel) => [panel, html("div", { class: "panel" })]);
@@ -201,7 +203,6 @@
     redraw();
   }
 
-  const figures = JSON.parse(document.getElementById("figures").textContent);
   for (const place of document.querySelectorAll(".chart"))
-    draw(place, place.dataset.figure, figures[place.dataset.figure]);
+    draw(place, place.dataset.figure, FIGURES[place.dataset.figure]);
 })();

@@ -5,8 +5,9 @@ import json
 from collections.abc import Iterable
 from html import escape
 
-from ..figures import LOGARITHMIC, METRICS, START
+from .metrics import METRICS
 from .parts import Cell, Figure, Report, Section, Table
+from .styles import MARGIN, START, STYLES, for_page, style_sheet
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -41,15 +42,16 @@ def to_html(report: Report) -> str:
         f'<li><a href="#{escape(section.name)}">{escape(section.title)}</a></li>'
         for section in report.sections
     )
-    figures = {
+    drawn = {
         part.name: _data(part)
         for section in report.sections
         for part in section.parts
         if isinstance(part, Figure)
     }
+    figures = {"styles": for_page(), "start": START, "margin": MARGIN, "figures": drawn}
     return PAGE.format(
         title=escape(report.title),
-        style=_file("page.css"),
+        style=style_sheet() + _file("page.css"),
         before=_sentences(report.before),
         contents=contents,
         sections="\n".join(map(_section, report.sections)),
@@ -62,19 +64,19 @@ def to_html(report: Report) -> str:
 def _data(figure: Figure) -> dict:
     """What `page.js` draws."""
     panels = [
-        {"metric": metric, "title": METRICS[metric], "log": metric in LOGARITHMIC}
+        {"metric": metric, "title": METRICS[metric].axis, "log": METRICS[metric].logarithmic}
         for metric in figure.metrics
     ]
     curves = [
         {
             "label": curve.label,
-            "style": curve.style,
+            "style": curve.style % len(STYLES),
             "x": {"steps": list(curve.steps), "time": list(curve.seconds)},
             "y": {metric: list(curve.values[metric]) for metric in figure.metrics},
         }
         for curve in figure.curves
     ]
-    return {"panels": panels, "curves": curves, "start": START}
+    return {"panels": panels, "curves": curves}
 
 
 def _section(section: Section) -> str:
@@ -113,10 +115,12 @@ def _table(table: Table) -> str:
         bodies.append(f"<tbody>\n{rows}</tbody>")
     title = f"<h3>{escape(table.title)}</h3>\n" if table.title else ""
     kind = "words" if table.words else "many" if len(table.columns) > 7 else "few"
-    return (
-        f'{title}{_sentences(table.before)}\n<div class="wide"><table class="{kind}">\n'
+    rows = (
+        f'<div class="wide"><table class="{kind}">\n'
         f"<thead><tr>{heading}</tr></thead>\n{''.join(bodies)}\n</table></div>\n"
-        + _sentences(table.after, "footnote")
+    )
+    return f"{title}{_sentences(table.before)}\n{rows if bodies else ''}" + _sentences(
+        table.after, "footnote"
     )
 
 

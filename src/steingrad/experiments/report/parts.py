@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ..figures import Curve
+from .figures import Curve
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +17,9 @@ class Cell:
     """▲ or ▼: ours is higher or lower than the paper's, outside the combined error."""
     title: str = ""
     """Shown when the pointer rests on it."""
+
+
+NOTHING = Cell("–")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +62,14 @@ class Section:
     title: str
     parts: tuple[Table | Figure, ...]
     before: tuple[str, ...] = ()
+    aside: bool = False
+    """Not one of the results that a summary is made of."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
     title: str
     before: tuple[str, ...]
+    brief: tuple[str, ...]
+    """Those of the sentences before that a summary has, too."""
     sections: tuple[Section, ...]

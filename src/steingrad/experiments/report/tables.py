@@ -3,24 +3,22 @@
 import itertools
 from collections.abc import Mapping, Sequence
 
-from ..config import Config
-from ..grid import Entry, Experiment
+from ..estimators import DESCRIPTIONS
+from ..paper.grid import Entry, Experiment
+from ..paper.settings import TIMED_ON
+from ..training.config import Config
 from .collect import Group, key
+from .metrics import METRICS, is_best
 from .notes import budget, data_notes
 from .numbers import (
-    LOWER_IS_BETTER,
-    METRICS,
     Estimate,
     fixed,
-    name_of,
     outside,
     plural,
     significant,
     task_name,
 )
-from .parts import Block, Cell, Table
-
-NOTHING = Cell("–")
+from .parts import NOTHING, Block, Cell, Table
 
 
 def find_groups(experiment: Experiment, groups: Mapping[Config, Group]) -> dict[Entry, Group]:
@@ -57,7 +55,7 @@ def _table(
     present = {column(entry) for entry in numbers}
     shown = [entry for entry in experiment.entries if column(entry) in present]
     columns = {column(entry): entry.config for entry in shown}
-    files, file_notes = data_notes({entry: found[entry] for entry in numbers})
+    files, file_notes = data_notes((entry.config, found[entry]) for entry in numbers)
     headings = [
         task_name(config, columns.values()) + (" †" if place in files else "")
         for place, config in columns.items()
@@ -69,7 +67,7 @@ def _table(
         for entry in block:
             rivals = [e for e in block if column(e) == column(entry)]
             cell = _cell(experiment, metric, entry, rivals, numbers, found)
-            rows.setdefault(name_of(entry.label), {})[column(entry)] = cell
+            rows.setdefault(entry.label, {})[column(entry)] = cell
         lines = tuple(
             (label, tuple(cells.get(place, Cell("")) for place in columns))
             for label, cells in rows.items()
@@ -89,12 +87,12 @@ def _table(
 
 def _title(experiment: Experiment, metric: str) -> str:
     """The metric, where the experiment's title does not say it."""
-    return METRICS.get(metric, metric) if len(experiment.metrics) > 1 else ""
+    return METRICS[metric].title if len(experiment.metrics) > 1 else ""
 
 
 def _full_name(entry: Entry, columns: Mapping[tuple, Config]) -> str:
     task = task_name(entry.config, columns.values())
-    return f"{name_of(entry.label)} on {task} (K = {entry.config.samples})"
+    return f"{entry.label} on {task} (K = {entry.config.samples})"
 
 
 def _cell(
@@ -118,21 +116,19 @@ def _cell(
     ours, group = numbers[entry], found[entry]
     seeds = ", ".join(map(str, group.seeds))
     title = f"{plural(group.steps, 'step')}; {'seeds' if len(group.seeds) > 1 else 'seed'} {seeds}"
-    scores = [numbers[rival].mean for rival in rivals if rival in numbers]
-    best = min(scores) if metric in LOWER_IS_BETTER else max(scores)
-    is_best = len(scores) > 1 and f"{ours.mean:.2f}" == f"{best:.2f}"
+    best = is_best(metric, ours, [numbers.get(rival) for rival in rivals])
     if timing:
         milliseconds = f"{significant(ours)} ms"
         base = numbers.get(reference) if reference else None
         if base is None:
-            return Cell(milliseconds, paper, best=is_best, title=title)
-        return Cell(f"{ours.mean / base.mean:.2f}×", paper, milliseconds, is_best, title=title)
+            return Cell(milliseconds, paper, best=best, title=title)
+        return Cell(f"{ours.mean / base.mean:.2f}×", paper, milliseconds, best, title=title)
     mark = ""
     if published and outside(ours, published):
         mark = "▲" if ours.mean > published.mean else "▼"
         side = "higher" if mark == "▲" else "lower"
         title += f"; {side} than the paper's by {abs(ours.mean - published.mean):.2f}"
-    return Cell(fixed(ours), paper, best=is_best, mark=mark, title=title)
+    return Cell(fixed(ours), paper, best=best, mark=mark, title=title)
 
 
 def _reference(experiment: Experiment, rivals: Sequence[Entry]) -> Entry | None:
@@ -153,9 +149,11 @@ def _timing_sentence(experiment: Experiment, groups: Sequence[Group]) -> str:
         for run in group.seeds.values()
     }
     three = any(entry.config.estimator == "arms" for entry in experiment.entries)
-    reference = name_of(experiment.reference or "") + (" (ARMS for K = 3)" if three else "")
+    reference = DESCRIPTIONS[experiment.reference or "rloo"].label + (
+        " (ARMS for K = 3)" if three else ""
+    )
     sentence = (
-        f"The paper's times are of an NVIDIA 3080Ti, ours of {', '.join(sorted(devices))}. Only "
+        f"The paper's times are of {TIMED_ON}, ours of {', '.join(sorted(devices))}. Only "
         f"ratios compare: each time is divided by that of {reference} in the same task."
     )
     if seeds == [1]:
@@ -172,7 +170,7 @@ def _ordering(
     tasks: dict[tuple, list[Entry]] = {}
     for entry in numbers:
         tasks.setdefault((entry.config.samples, *column(entry)), []).append(entry)
-    sign = 1 if metric in LOWER_IS_BETTER else -1
+    sign = 1 if METRICS[metric].lower_is_better else -1
     symbol = " < " if sign > 0 else " > "
     configs = [entry.config for entry in numbers]
     rows = []
@@ -184,15 +182,14 @@ def _ordering(
         ours = sorted(entries, key=lambda entry: sign * numbers[entry].mean)
         theirs = sorted(paper, key=lambda entry: sign * paper[entry])
         changes = [
-            f"{name_of(worse.label)} before {name_of(better.label)}"
-            + _certainty(numbers[worse], numbers[better])
+            f"{worse.label} before {better.label}" + _certainty(numbers[worse], numbers[better])
             for better, worse in itertools.combinations(theirs, 2)
             if sign * (numbers[better].mean - numbers[worse].mean) > 0
             and paper[better] != paper[worse]
         ]
         cells = (
-            Cell(symbol.join(name_of(entry.label) for entry in ours)),
-            Cell(symbol.join(name_of(entry.label) for entry in theirs)),
+            Cell(symbol.join(entry.label for entry in ours)),
+            Cell(symbol.join(entry.label for entry in theirs)),
             Cell("ours has " + "; ".join(changes) if changes else "the same"),
         )
         config = entries[0].config

@@ -1,0 +1,267 @@
+"""Lariat: REINFORCE leave-one-out with control variates whose coefficients are solved for."""
+
+import math
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..arrays import (
+    compute_dtype,
+    event_axes,
+    mean_of_others,
+    mean_of_samples,
+    mean_of_squares,
+)
+from ..distributions import Bernoulli, Categorical, Ordinal
+from ..operators import Gibbs, Operator
+from ..surrogates import Surrogate
+from .base import Estimator, check_num_samples
+from .least_squares import DECAY, RIDGE, Products, Terms, average_or_adam, average_step
+from .rodeo import stein_terms
+
+SHRINK = 1e-3  # the memory of coordinates that hardly ever vary, towards 0
+
+
+class Lariat(Estimator):
+    r"""$g = g_0 + \sum_m c_m G_m$: RLOO and mean-zero terms, whose coefficients $c = -\Gamma^{-1}
+    \gamma$ make the mean square of $g$ smallest, with $\Gamma_{mn}$ and $\gamma_m$ moving averages
+    of $G_m^\top G_n$ and $G_m^\top g_0$ over the steps before this one.
+
+    The terms, each a mean over $k$, with $\mu = E[x]$, $D = \nabla f$ and $-k$ for the mean over
+    the other samples:
+
+    - `values`: $-s_k$ and $-f_{-k} s_k$, the baseline's offset and scale;
+    - `gradients`: $-\tau_{-k} s_k$ with $\tau_j = D_j^\top (\mu - x_j)$, which takes $f_j$ to the
+      mean; $-(v_{-k}^\top (x_k - \mu)) s_k + \nabla_\eta (v_{-k}^\top \mu)$ and
+      $(v_k^\top (x - \mu)_{-k}) s_k$ with $v = D$, a linear model of $f$ whose gradient is known;
+      if `weighted`, these three also with $|x_j - \mu| D_j$ for $D_j$;
+    - `memory` (default: without `gradients`): the linear model with $v$ an average of past
+      $\nabla f$ or, without `gradients`, of past estimates over the variance of $x$. It is for an
+      $f$ that is the same for the whole batch, and `init` must be given the distribution;
+    - `context_size` $> 0$: a baseline and a linear model that are learned functions of a `context`
+      of that size: linear, or with a layer of `hidden` units;
+    - `surrogate`: the two terms of `Rodeo`, with its `operator`.
+
+    $f$ is evaluated $K$ times. Nothing has a learning rate but a network (of the context or of the
+    surrogate). The first ten steps are plain RLOO. A `ridge` in units of each term's own mean
+    square sees to terms that vanish or depend on each other. Let `steingrad.cv_optimizer` move
+    `cv`: with any other optimiser $g$ stays unbiased, but the averages are none.
+
+    Reference: optimal linear control variates, e.g. Glasserman, "Monte Carlo Methods in Financial
+    Engineering", 2003, section 4.1; for RLOO and Double CV, see there.
+
+    >>> import jax, jax.numpy as jnp, steingrad as sg
+    >>> estimator, dist = Lariat(num_samples=3), sg.Categorical(jnp.zeros((5, 4)))
+    >>> cv = estimator.init(jax.random.key(0))
+    >>> value, grads = estimator.value_and_grad(
+    ...     lambda x: jnp.sum(x[..., 0], axis=-1) ** 2, dist, cv, key=jax.random.key(1))
+    >>> grads.parameters.shape, grads.cv.averages.products.matrix.shape
+    ((5, 4), (6, 6))
+    """
+
+    class Averages(eqx.Module):
+        """Moving averages of what was seen."""
+
+        products: Products
+        value: Float[Array, ""]
+        memory: tuple[Float[Array, "..."], Float[Array, "..."]] | None
+
+    class CV(eqx.Module):
+        """The averages, and what is learned by descent: networks of the context, the surrogate."""
+
+        averages: "Lariat.Averages"
+        context: dict[str, Float[Array, "..."]] | None
+        surrogate: Any
+
+    num_samples: int = eqx.field(static=True, default=2)
+    values: bool = eqx.field(static=True, default=True)
+    gradients: bool = eqx.field(static=True, default=True)
+    weighted: bool = eqx.field(static=True, default=False)
+    memory: bool | None = eqx.field(static=True, default=None)
+    context_size: int = eqx.field(static=True, default=0)
+    hidden: int = eqx.field(static=True, default=0)
+    surrogate: Surrogate | None = None
+    operator: Operator = Gibbs()
+    decay: float = eqx.field(static=True, default=DECAY)
+    ridge: float = eqx.field(static=True, default=RIDGE)
+    distributions: ClassVar = (Bernoulli, Categorical, Ordinal)
+
+    def __check_init__(self):
+        check_num_samples("Lariat", self.num_samples, 2, "each term being made of other samples")
+        if self.num_terms == 0:
+            raise ValueError(
+                "Lariat has no terms left: turn on one of values, gradients, memory, context_size "
+                "and surrogate, or use RLOO."
+            )
+        if self.weighted and not self.gradients:
+            raise ValueError("Lariat's weighted terms are made of gradients=True's.")
+        if not (0 < self.decay < 1 and self.ridge > 0):
+            raise ValueError(
+                "Lariat needs a decay between 0 and 1 and a positive ridge, but was given "
+                f"{self.decay} and {self.ridge}."
+            )
+        if self.context_size < 0 or self.hidden < 0:
+            raise ValueError(
+                "Lariat needs context_size and hidden of 0 or more, but was given "
+                f"{self.context_size} and {self.hidden}."
+            )
+
+    @property
+    def needs_gradient(self):
+        return self.gradients or (self.surrogate is not None and self.surrogate.needs_gradient)
+
+    @property
+    def cv_is_quadratic(self):
+        return False
+
+    @property
+    def _remembers(self) -> bool:
+        return not self.gradients if self.memory is None else self.memory
+
+    @property
+    def num_terms(self) -> int:
+        return (
+            2 * self.values
+            + 3 * self.gradients * (1 + self.weighted)
+            + 2 * self._remembers
+            + 3 * (self.context_size > 0)
+            + 2 * (self.surrogate is not None)
+        )
+
+    def init(self, key, dist=None):
+        """The context's maps start at zero, except for the Glorot uniform hidden layer."""
+        memory = context = None
+        context_key, surrogate_key = jax.random.split(key)
+        if self._remembers or self.context_size:
+            if dist is None:
+                raise ValueError(
+                    "Lariat with memory (its default where gradients=False) or with a context has "
+                    "arrays of the distribution's size: pass it too, init(key, dist)."
+                )
+            if self._remembers:
+                memory = (jnp.zeros(dist.event_shape), jnp.zeros(dist.event_shape))
+            if self.context_size:
+                context = self._init_context(context_key, dist)
+        averages = self.Averages(Products.zero(self.num_terms), jnp.zeros(()), memory)
+        surrogate = None if self.surrogate is None else self.surrogate.init(surrogate_key)
+        return self.CV(averages, context, surrogate)
+
+    def cv_optimizer(self, learning_rate):
+        """The averages take the plain step that makes them averages; networks learn by Adam."""
+        return average_or_adam(learning_rate, lambda cv: cv.averages)
+
+    def gradient(self, cv, dist, at):
+        return self._terms(cv, dist, at).combine(self._coefficients(cv))
+
+    def adapt(self, cv, dist: Any, at):
+        @eqx.filter_grad(has_aux=True)
+        def loss(learned):
+            context, surrogate = learned
+            terms = self._terms(self.CV(cv.averages, stop(context), surrogate), dist, at)
+            grad = terms.combine(self._coefficients(cv))
+            fit = self._context_loss(context, cv, dist, at) if self.context_size else 0.0
+            return mean_of_squares(grad) + fit, (grad, terms)
+
+        stop = lambda tree: jax.tree.map(jax.lax.stop_gradient, tree)
+        (context, surrogate), (grad, terms) = loss((cv.context, cv.surrogate))
+        memory = None
+        if self._remembers:
+            past: Any = (at.dfx, jnp.ones_like(at.x)) if self.gradients else dist.slope(grad)
+            slope, scale = past
+            mean = lambda v: jnp.mean(v, axis=tuple(range(v.ndim - dist.event_ndim)))
+            memory = mean(slope), mean(scale)
+        seen = self.Averages(Products.of(terms), jnp.mean(at.fx), memory)
+        return grad, self.CV(average_step(cv.averages, seen, self.decay), context, surrogate)
+
+    def _coefficients(self, cv):
+        return cv.averages.products.coefficients(self.decay, self.ridge)
+
+    def _terms(self, cv, dist, at) -> Terms:
+        fx, score = at.fx, dist.score(at.x)
+        mean, pull_back = _mean(dist)
+        centred = at.x.astype(mean.dtype) - mean
+        inner = lambda v, x: jnp.sum(v * x, axis=event_axes(at.x, fx))
+        one = jnp.ones_like(fx)
+        # Each term's weights of the K scores, and the vector that it adds to them, if any.
+        terms = [(fx - mean_of_others(fx), None)]
+
+        def linear(v, v_others, v_mean):
+            """A linear model with slope v, from the second and the third identity."""
+            v_mean = jnp.broadcast_to(v_mean, mean.shape)
+            terms.append((-inner(v_others, centred), pull_back(v_mean)[0]))
+            terms.append((inner(v, mean_of_others(centred)), None))
+
+        if self.values:
+            terms += [(-one, None), (self._value(cv, fx) - mean_of_others(fx), None)]
+        if self.gradients:
+            slopes = [at.dfx, jnp.abs(centred) * at.dfx] if self.weighted else [at.dfx]
+            for v in slopes:
+                terms.append((mean_of_others(inner(v, centred)), None))  # −τ₋ₖ
+                linear(v, mean_of_others(v), mean_of_samples(v))
+        if self._remembers:
+            memory = self._memory(cv, mean.dtype)
+            linear(memory, memory, memory)
+        if self.context_size:
+            baseline, slope = self._context(cv.context, dist, at)
+            terms.append((-one * baseline, None))
+            linear(slope, slope, slope)
+        if self.surrogate is not None:
+            terms += stein_terms(self.operator, self.surrogate, cv.surrogate, dist, at, score)
+        return Terms.of(terms, score)
+
+    def _value(self, cv, fx):
+        """The mean of f so far; at the first step, which is plain RLOO, that of its samples."""
+        weight = cv.averages.products.weight
+        past = cv.averages.value / jnp.where(weight > 0, weight, 1)
+        return jnp.where(weight > 0, past.astype(fx.dtype), jnp.mean(fx))
+
+    def _memory(self, cv, dtype):
+        weight = cv.averages.products.weight
+        slope, variance = cv.averages.memory
+        total = variance + SHRINK * weight
+        return (slope / jnp.where(total > 0, total, 1)).astype(dtype)
+
+    def _init_context(self, key, dist):
+        outputs = 1 + math.prod(dist.event_shape)
+        inputs, maps = self.context_size, {}
+        if self.hidden:
+            maps["w_in"] = jax.nn.initializers.glorot_uniform()(key, (inputs, self.hidden))
+            maps["b_in"] = jnp.zeros(self.hidden)
+            inputs = self.hidden
+        return maps | {"w_out": jnp.zeros((inputs, outputs)), "b_out": jnp.zeros(outputs)}
+
+    def _context(self, maps, dist, at):
+        """A baseline and a slope for each element of the batch."""
+        if at.context is None or at.context.shape != (*dist.batch_shape, self.context_size):
+            given = None if at.context is None else at.context.shape
+            raise ValueError(
+                f"Lariat(context_size={self.context_size}) needs a context of shape "
+                f"{(*dist.batch_shape, self.context_size)}, but was given {given}."
+            )
+        maps = jax.tree.map(lambda leaf: leaf.astype(at.fx.dtype), maps)
+        inputs = at.context.astype(at.fx.dtype)
+        if self.hidden:
+            inputs = jax.nn.leaky_relu(inputs @ maps["w_in"] + maps["b_in"])
+        outputs = inputs @ maps["w_out"] + maps["b_out"]
+        return outputs[..., 0], outputs[..., 1:].reshape(*dist.batch_shape, *dist.event_shape)
+
+    def _context_loss(self, maps, cv, dist, at):
+        """How far the linear model of f is from f and its gradient."""
+        baseline, slope = self._context(maps, dist, at)
+        centred = at.x.astype(slope.dtype) - _mean(dist)[0]
+        axes = event_axes(at.x, at.fx)
+        residual = at.fx - self._value(cv, at.fx) - baseline
+        if self.gradients:
+            misfit = jnp.sum((centred * (at.dfx - slope)) ** 2, axis=axes)
+        else:
+            misfit, residual = 0, residual - jnp.sum(slope * centred, axis=axes)
+        return jnp.mean(residual**2 + misfit)
+
+
+def _mean(dist):
+    """μ, and its pull-back v ↦ ∇_η(vᵀμ), in the type to compute in."""
+    parameters = dist.parameters.astype(compute_dtype(dist.parameters))
+    return jax.vjp(lambda p: dist.with_parameters(p).mean, parameters)

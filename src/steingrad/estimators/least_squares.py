@@ -1,0 +1,108 @@
+"""Coefficients of control variates that are solved for, from what past steps have shown."""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from ..arrays import event_axes, expand, sum_of_samples
+
+DECAY = 0.99
+RIDGE = 1e-4
+WARM_UP = 10  # steps without control variates: fewer say too little about their coefficients
+
+
+class Terms(NamedTuple):
+    r"""An estimate and its control variates, $G_m = \sum_r w_{mr} b_r$ for $m = 0 \dots M$.
+
+    The basis $b$ is made of the $K$ scores and of the few other vectors that occur, so that nothing
+    has the size of terms × batch × parameters.
+    """
+
+    weights: Float[Array, "terms basis ..."]
+    basis: Any
+    """Shaped like the distribution's parameters, with an axis for $r$ before those of the batch."""
+
+    @classmethod
+    def of(cls, terms: list[tuple[Float[Array, "samples ..."], Any]], score: Any) -> "Terms":
+        r"""Each term is $\frac1K \sum_k w_k s_k + v$, given as its $w$ and its $v$ or `None`."""
+        added = [m for m, (_, vector) in enumerate(terms) if vector is not None]
+        weights = jnp.stack([weights for weights, _ in terms])
+        unit = expand(jnp.eye(len(terms), dtype=weights.dtype)[:, added], weights.ndim)
+        unit = jnp.broadcast_to(unit, (*unit.shape[:2], *weights.shape[2:]))
+        weights = jnp.concatenate([weights / weights.shape[1], unit], axis=1)
+        vectors = [terms[m][1] for m in added]
+        stack = lambda s, *vectors: jnp.concatenate([s, *(v[None] for v in vectors)])
+        return cls(weights, jax.tree.map(stack, score, *vectors))
+
+    def products(self) -> Float[Array, "terms terms"]:
+        r"""$G_m^\top G_n$, averaged over the batch."""
+        axes = lambda b: event_axes(b, self.weights[0])
+        inner = jax.tree.map(lambda b: jnp.sum(b[:, None] * b, axis=axes(b)), self.basis)
+        inner = functools.reduce(operator.add, jax.tree.leaves(inner))
+        weights, inner = (a.reshape(*a.shape[:2], -1) for a in (self.weights, inner))
+        products = jnp.einsum("mrb,rqb,nqb->mn", weights, inner, weights, precision="highest")
+        return products / weights.shape[-1]
+
+    def combine(self, coefficients: Float[Array, " terms"]) -> Any:
+        r"""$G_0 + \sum_m c_m G_m$ for each element of the batch."""
+        coefficients = coefficients.astype(self.weights.dtype)
+        weights = self.weights[0] + jnp.tensordot(coefficients, self.weights[1:], axes=1)
+        weigh = lambda b: sum_of_samples(expand(weights, b.ndim) * b)
+        return jax.tree.map(weigh, self.basis)
+
+
+class Products(eqx.Module):
+    r"""Moving averages of $G_m^\top G_n$, with the estimate itself, $G_0$, in the first row and
+    column."""
+
+    matrix: Float[Array, "terms terms"]
+    weight: Float[Array, ""]
+    """The average of ones, which tells how many steps there were."""
+
+    @classmethod
+    def zero(cls, num_terms: int) -> "Products":
+        return cls(jnp.zeros((1 + num_terms, 1 + num_terms)), jnp.zeros(()))
+
+    @classmethod
+    def of(cls, terms: Terms) -> "Products":
+        return cls(terms.products(), jnp.ones(()))
+
+    def step(self, terms: Terms, decay: float = DECAY) -> "Products":
+        return average_step(self, Products.of(terms), decay)
+
+    def coefficients(self, decay: float = DECAY, ridge: float = RIDGE) -> Float[Array, " terms"]:
+        r"""The $c$ with which $G_0 + \sum_m c_m G_m$ has the smallest mean square; 0 at first.
+
+        Every term is scaled to mean square 1, and `ridge` is in that unit: a term that vanishes
+        gets 0, and terms that depend on each other share.
+        """
+        gram, target = self.matrix[1:, 1:], self.matrix[1:, 0]
+        square = jnp.diagonal(gram)
+        present = square > 0
+        scale = jnp.where(present, jax.lax.rsqrt(jnp.where(present, square, 1)), 0)
+        gram = scale[:, None] * gram * scale + ridge * jnp.eye(len(gram), dtype=gram.dtype)
+        c = -scale * jnp.linalg.solve(gram, scale * target)
+        return jnp.where(self.weight > 1 - decay ** (WARM_UP - 0.5), c, 0)
+
+
+def average_step(old: Any, new: Any, decay: float) -> Any:
+    """Moving averages minus what they are to become, for plain gradient descent to subtract."""
+    return jax.tree.map(lambda o, n: (1 - decay) * (o - n.astype(o.dtype)), old, new)
+
+
+def average_or_adam(learning_rate: Any, averages: Callable) -> optax.GradientTransformation:
+    """Plain gradient descent for the `averages` among control variates, Adam for the others."""
+
+    def labels(cv):
+        return eqx.tree_at(averages, jax.tree.map(lambda _: "learned", cv), "average")
+
+    return optax.partition(
+        {"average": optax.sgd(1.0), "learned": optax.adam(learning_rate)}, labels
+    )

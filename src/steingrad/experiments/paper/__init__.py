@@ -1,0 +1,1 @@
+"""The paper: its settings, its grid of experiments, its published numbers."""

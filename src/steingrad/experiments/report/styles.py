@@ -1,0 +1,63 @@
+"""How curves look, in pictures and on the page, and which part of them is shown."""
+
+from typing import NamedTuple
+
+
+class Style(NamedTuple):
+    light: str
+    """Colour on a light page,"""
+    dark: str
+    """and on a dark one."""
+    dashes: tuple[float, ...]
+    """Line and gap, in widths of the line; none: a line without gaps."""
+    marker: str
+    """As matplotlib names it; `page.js` knows the same ones."""
+
+
+# Told apart in black and white by dashes and markers, and by eyes that do not see all colours.
+STYLES = (
+    Style("#0072b2", "#56b4e9", (), "o"),
+    Style("#d55e00", "#ff8c42", (6, 2), "s"),
+    Style("#008862", "#35c79c", (1.5, 1.5), "^"),
+    Style("#a6518a", "#e08cc0", (6, 2, 1.5, 2), "D"),
+    Style("#8a6d00", "#d9b93b", (10, 3), "v"),
+    Style("#444444", "#c4c9cf", (4, 1.5, 1, 1.5, 1, 1.5), "X"),
+    Style("#b3263a", "#ff7b8a", (), "s"),
+    Style("#4b4fc4", "#a3a6ff", (6, 2), "^"),
+    Style("#6b7f00", "#b9cf4a", (1.5, 1.5), "D"),
+    Style("#00808f", "#4fd0de", (6, 2, 1.5, 2), "v"),
+    Style("#7a4a21", "#d3a077", (10, 3), "o"),
+    Style("#c2185b", "#ff77ae", (4, 1.5, 1, 1.5, 1, 1.5), "^"),
+    Style("#0072b2", "#56b4e9", (1.5, 1.5), "s"),
+    Style("#d55e00", "#ff8c42", (), "D"),
+    Style("#008862", "#35c79c", (10, 3), "X"),
+    Style("#a6518a", "#e08cc0", (6, 2), "o"),
+)
+LINE_WIDTH = 1.5
+
+# The part of a run, at its start, that the vertical axis need not show: the rest would be flat.
+START = 0.1
+# The part of the range of what is shown that is added at each end of the vertical axis.
+MARGIN = 0.05
+
+
+def style_sheet() -> str:
+    """The colours, as CSS."""
+    light = " ".join(f"--c{n}: {style.light};" for n, style in enumerate(STYLES))
+    dark = " ".join(f"--c{n}: {style.dark};" for n, style in enumerate(STYLES))
+    rules = " ".join(f".s{n} {{ stroke: var(--c{n}); }}" for n in range(len(STYLES)))
+    return (
+        f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+        f"{rules}\n"
+    )
+
+
+def for_page() -> list[dict[str, str]]:
+    """Dashes and markers, as `page.js` draws them."""
+    return [
+        {
+            "dashes": " ".join(f"{LINE_WIDTH * length:g}" for length in style.dashes),
+            "marker": style.marker,
+        }
+        for style in STYLES
+    ]

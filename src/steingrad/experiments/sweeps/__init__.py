@@ -1,0 +1,1 @@
+"""Sweeps: which runs, where they are carried out, how long they take."""

@@ -1,0 +1,116 @@
+"""How long a run will take: from runs of its kind where there are any, a rough figure elsewhere."""
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..estimators import DESCRIPTIONS
+from ..training.config import Config, ConfigError
+from ..training.runs import Run, RunError
+
+# Milliseconds a step for each of the K samples: 28×28 images, batches of 100, two server cores.
+# Only the order of magnitude carries over to other machines, so the first runs there scale it.
+MS_PER_SAMPLE = {"mlp": 2.25, "resnet": 320.0}
+# Start and compilation, for each seed; then the bounds at the end, for each sample of an image.
+OVERHEAD_SECONDS = 10.0
+BOUND_MS = {"mlp": 0.01, "resnet": 0.8}
+TAIL_BYTES = 16_384
+
+
+def rough_ms(config: Config) -> float:
+    """Milliseconds a step on two cores, where nothing of the kind was ever measured."""
+    estimator = DESCRIPTIONS[config.estimator]
+    ms = MS_PER_SAMPLE[config.network] * config.samples * estimator.cost
+    ms += estimator.pair_ms * config.samples * (config.samples - 1)
+    return ms * len(config.layer_sizes) * len(config.seeds)
+
+
+def last_lines(folder: Path) -> list[dict[str, Any]]:
+    """The last lines of a run's metrics, without reading what may be megabytes before them."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            content = file.read()
+    except FileNotFoundError:
+        return []
+    lines = []
+    for line in content.splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:  # the first one is cut by us, the last one may be half written
+            continue
+    return [line for line in lines if isinstance(line, dict)]
+
+
+def measured_ms(lines: list[dict[str, Any]]) -> float | None:
+    """The median of a run's latest milliseconds a step."""
+    values = [line["ms_per_step"] for line in lines if "ms_per_step" in line]
+    return statistics.median(values) if values else None
+
+
+def _kind(config: Config) -> Config:
+    """The configuration without what changes nothing about the time of a step.
+
+    >>> _kind(Config(dataset="mnist", seeds=(4,))) == _kind(Config(dataset="omniglot", steps=5))
+    True
+    """
+    return dataclasses.replace(
+        config,
+        dataset="digits" if config.dataset == "digits" else "mnist",
+        likelihood="bernoulli",
+        steps=1,
+        bound_samples=1,
+        learning_rate=Config.learning_rate,
+        cv_learning_rate=Config.cv_learning_rate,
+        seeds=tuple(range(len(config.seeds))),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Milliseconds a step by the kind of run.
+
+    >>> costs = Costs().learn(Config(dataset="mnist", estimator="rloo"), 2.5)
+    >>> costs.ms_per_step(Config(dataset="omniglot", estimator="rloo"))
+    2.5
+    >>> round(costs.ms_per_step(Config(dataset="mnist", estimator="double_cv")), 3)  # scaled
+    2.75
+    """
+
+    measured: Mapping[Config, float] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def read(cls, out: Path) -> "Costs":
+        """What the runs in a folder took."""
+        costs = cls()
+        for path in sorted(out.glob("*/config.json")):
+            try:
+                config = Run(path.parent).config
+            except (RunError, ConfigError):
+                continue
+            costs = costs.learn(config, measured_ms(last_lines(path.parent)))
+        return costs
+
+    def learn(self, config: Config, ms: float | None) -> "Costs":
+        return self if ms is None else Costs({**self.measured, _kind(config): ms})
+
+    def ms_per_step(self, config: Config) -> float:
+        kind = _kind(config)
+        return self.measured.get(kind) or rough_ms(kind) * self._scale()
+
+    def seconds(self, config: Config, step: int = 0) -> float:
+        """From `step` to the end of a run."""
+        steps = max(0, config.steps - step)
+        # Both bounds on about 20,000 images, the ELBO on 60,000.
+        evaluated = 20_000 * (config.bound_samples + config.samples) + 60_000
+        end = OVERHEAD_SECONDS + evaluated * BOUND_MS[config.network] / 1000
+        return steps * self.ms_per_step(config) / 1000 + end * len(config.seeds)
+
+    def _scale(self) -> float:
+        """This machine against the one of the rough figures."""
+        if not self.measured:
+            return 1.0
+        return statistics.median(ms / rough_ms(kind) for kind, ms in self.measured.items())

@@ -1,0 +1,146 @@
+"""The training loop around the compiled steps."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from ..display import Display
+from .config import Config
+from .evaluation import elbos, final_bounds
+from .resume import open_run
+from .runs import Run
+from .schedule import Schedule
+from .step import State
+from .summary import report_lines
+from .task import Task
+from .tensorboard import tensorboard as tensorboard_writer
+
+Emit = Callable[[dict[str, Any]], None]
+"""Takes a line of metrics."""
+
+
+class Diverged(RuntimeError):
+    """Training produced numbers that are not finite."""
+
+
+def train(
+    config: Config,
+    out: Path,
+    *,
+    schedule: Schedule | None = None,
+    resume: bool = False,
+    data_dir: Path | None = None,
+    tensorboard: bool = False,
+    quiet: bool = False,
+) -> Run:
+    """Train, writing to the folder `out`; go on with what is there, if `resume`."""
+    schedule = schedule or Schedule()
+    if not resume:
+        Run.refuse_existing(out)  # before the data are loaded
+    task = Task.load(config, data_dir)
+    run, step, state = open_run(task, out, resume)
+    if run.status == "finished" and step == config.steps:
+        return run
+    with contextlib.ExitStack() as stack:
+        display = stack.enter_context(Display(config, step, quiet))
+        sinks: list[Emit] = [run.append]
+        if tensorboard:
+            sinks.append(stack.enter_context(tensorboard_writer(run.path, config.seeds)))
+
+        def emit(metrics):
+            for sink in sinks:
+                sink(metrics)
+
+        state = _steps(task, run, schedule, step, state, emit, display)
+        for number, seed in enumerate(config.seeds):
+            display.message(f"evaluating seed {seed}")
+            line = {"step": config.steps, "seed": seed, "final": True}
+            line |= final_bounds(task, state, number)
+            emit(line)
+            display.final(line)
+    run.update(status="finished")
+    return run
+
+
+def _steps(
+    task: Task,
+    run: Run,
+    schedule: Schedule,
+    step: int,
+    state: State,
+    emit: Emit,
+    display: Display,
+) -> State:
+    """All steps from `step` on."""
+    config, steps = task.config, task.config.steps
+    if step == steps:
+        return state
+    advance = _compile(task, state, display)
+    reported_step, reported_time = step, time.perf_counter()
+    while step < steps:
+        start, step = step, schedule.next_stop(step, steps, task.trainer.max_steps)
+        state = advance(state, start, step)
+        if not bool(_all_finite(state)):
+            raise _diverged(run, start, step)
+        display.advance(step)
+        if schedule.due("report", step, steps):
+            elapsed = time.perf_counter() - reported_time
+            lines = report_lines(task, state, step, reported_step, elapsed)
+            for line in lines:
+                emit(line)
+            display.report(lines)
+            state = state._replace(
+                elbo_sum=jnp.zeros_like(state.elbo_sum),
+                elbo_steps=jnp.zeros_like(state.elbo_steps),
+            )
+            reported_step, reported_time = step, time.perf_counter()
+        if schedule.eval_every and schedule.due("eval", step, steps) and step < steps:
+            for number, seed in enumerate(config.seeds):
+                emit({"step": step, "seed": seed, **elbos(task, state, number, step)})
+            reported_time = time.perf_counter()
+        if schedule.due("checkpoint", step, steps):
+            run.save(step, state)
+    return state
+
+
+def _compile(task: Task, state: State, display: Display) -> Callable[[State, int, int], State]:
+    """The compiled steps as a function of (state, start, stop)."""
+    seeds = jnp.asarray(task.config.seeds, jnp.int32)
+    advance = task.trainer.run
+    if len(seeds) == 1:
+        seeds = seeds[0]
+    else:
+        advance = jax.vmap(advance, in_axes=(0, 0, None, None, None))
+    images, number = jnp.asarray(task.dataset.train), jnp.zeros((), jnp.int32)
+    display.message("compiling the training step")
+    compiled = (
+        jax.jit(advance, donate_argnums=0).lower(state, seeds, images, number, number).compile()
+    )
+
+    def steps(state, start, stop):
+        start, stop = jnp.asarray(start, jnp.int32), jnp.asarray(stop, jnp.int32)
+        return jax.block_until_ready(compiled(state, seeds, images, start, stop))
+
+    return steps
+
+
+@jax.jit
+def _all_finite(state: State):
+    leaves = [leaf for leaf in jax.tree.leaves(state) if eqx.is_inexact_array(leaf)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
+
+
+def _diverged(run: Run, start: int, step: int) -> Diverged:
+    run.update(status="diverged")
+    last = run.checkpoints()
+    kept = f"the last good checkpoint is {last[0]}" if last else "no checkpoint was due yet"
+    return Diverged(
+        f"Training became non-finite between steps {start} and {step}; {kept}. A smaller learning "
+        "rate may help, in another folder."
+    )

@@ -1,0 +1,32 @@
+"""When to stop and look while a run goes on."""
+
+import dataclasses
+
+from .config import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """When to stop and look. Changes no result."""
+
+    report_every: int = 500
+    """Steps between two lines of metrics (0: one at the end)."""
+    checkpoint_every: int = 2_000
+    """Steps between two checkpoints (0: one at the end)."""
+    eval_every: int = 0
+    """Steps between two evaluations of the ELBO on the training and validation splits
+    (0: at the end only)."""
+
+    def __post_init__(self):
+        for name, every in vars(self).items():
+            if every < 0:
+                raise ConfigError(f"{name} must be 0 (at the end only) or more, not {every}.")
+
+    def next_stop(self, step: int, steps: int, most: int) -> int:
+        """The next step at which something is due, at most `most` ahead."""
+        every = [n for n in dataclasses.astuple(self) if n > 0]
+        return min([steps, step + most, *((step // n + 1) * n for n in every)])
+
+    def due(self, name: str, step: int, steps: int) -> bool:
+        every = getattr(self, f"{name}_every")
+        return step == steps or (every > 0 and step % every == 0)

@@ -1,0 +1,74 @@
+"""A configuration with its data: what training, evaluation and sampling start from."""
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from ... import data
+from ...models import VAE
+from .config import Config
+from .runs import Run, RunError
+from .step import State, Trainer
+
+# The most steps in one dispatch: enough to hide its cost, few enough to show progress.
+STEPS_PER_DISPATCH = 250
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    config: Config
+    dataset: data.Dataset
+    trainer: Trainer
+
+    @classmethod
+    def load(cls, config: Config, data_dir: Path | None = None) -> "Task":
+        return cls.of(config, data.load(config.dataset, data_dir))
+
+    @classmethod
+    def of(cls, config: Config, dataset: data.Dataset) -> "Task":
+        if config.batch_size > len(dataset.train):
+            raise RunError(
+                f"batch_size {config.batch_size} is more than the {len(dataset.train)} training "
+                f"images of {config.dataset}."
+            )
+        # Shapes only: the arrays come with each state.
+        model = eqx.filter_eval_shape(partial(config.build_model, dataset), jax.random.key(0))
+        estimators = config.build_estimators(dataset.train.shape[1])
+        return cls(config, dataset, Trainer(config, model, estimators, steps_per_dispatch(config)))
+
+    def initial_state(self) -> State:
+        """The state before the first step; with several seeds each array begins with their axis."""
+        init = partial(self.trainer.init, build=partial(self.config.build_model, self.dataset))
+        seeds = jnp.asarray(self.config.seeds, jnp.int32)
+        return jax.jit(init)(seeds[0]) if len(seeds) == 1 else jax.jit(jax.vmap(init))(seeds)
+
+    def state_of(self, state: State, number: int) -> State:
+        """The state of the number-th seed."""
+        several = len(self.config.seeds) > 1
+        return jax.tree.map(lambda leaf: leaf[number], state) if several else state
+
+    def model(self, state: State, number: int) -> VAE:
+        """The model of the number-th seed."""
+        return eqx.combine(self.state_of(state, number).model, self.trainer.model)
+
+
+def steps_per_dispatch(config: Config) -> int:
+    """On a CPU, convolutions take fifteen times as long inside a loop: then one step alone."""
+    alone = config.network == "resnet" and jax.default_backend() == "cpu"
+    return 1 if alone else STEPS_PER_DISPATCH
+
+
+def load_trained(path: Path, data_dir: Path | None = None) -> tuple[Run, Task, int, State]:
+    """A stored run with its newest good state."""
+    run = Run(path)
+    task = Task.load(run.config, data_dir)
+    found = run.load(task.initial_state())
+    if found is None:
+        raise RunError(
+            f"{path} has no checkpoint that can be read. Train it with `steingrad train`."
+        )
+    return run, task, *found

@@ -1,0 +1,103 @@
+"""Settings: checked when built, refused where they would do nothing, written and read again."""
+
+import dataclasses
+import json
+
+import pytest
+
+from steingrad.experiments import Config, ConfigError, Schedule
+from steingrad.experiments.training.config import FIELDS, default_of, from_json, to_json
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"steps": 0}, "^steps must be 1 or more, not 0"),
+        ({"learning_rate": 0.0}, "^learning_rate must be above 0"),
+        ({"layer_sizes": (0,)}, "one unit or more"),
+        ({"surrogate_layers": 3}, "1 or 2 hidden layers"),
+        ({"seeds": (1, 1)}, "^seeds must be one or more different"),
+        ({"seeds": (2**31,)}, "^seeds must be between"),
+        ({"coordinates": 300}, "^coordinates 300 is more than the bits"),
+        ({"dataset": "cifar"}, "^dataset must be one of digits, mnist, .* not 'cifar'"),
+        ({"estimator": "rodoe"}, "^estimator must be one of .*rodeo"),
+        ({"operator": "gips"}, "^operator must be one of gibbs"),
+        ({"samples": 1}, "num_samples of 2 or more"),
+        ({"estimator": "relax"}, "multiple of 3"),
+        ({"network": "resnet", "layer_sizes": (200, 200)}, "one stochastic layer"),
+    ],
+)
+def test_refused_values(settings, says):
+    with pytest.raises(ConfigError, match=says) as refused:
+        Config(**settings)
+    assert "--" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "owner"),
+    [
+        ({"estimator": "rloo", "operator": "mpf"}, "operator goes with estimator rodeo"),
+        ({"estimator": "rloo", "operator": "gibbs"}, "operator goes with estimator rodeo"),
+        ({"estimator": "rloo", "local": False}, "local goes with estimator rodeo"),
+        ({"estimator": "rloo", "surrogate_hidden": 7}, "goes with surrogate mlp or pooled"),
+        ({"estimator": "rloo", "adapt_every": 2}, "adapt_every goes with an estimator that learns"),
+        ({"estimator": "reinforce", "adapt_every": 2}, "goes with an estimator that learns"),
+        ({"surrogate": "linear", "surrogate_hidden": 7}, "goes with surrogate mlp or pooled"),
+        ({"operator": "mpf", "scan": "own"}, "scan goes with operator gibbs"),
+        ({"damping": 0.1}, "damping goes with operator mpf, barker, birth_death or difference"),
+        ({"baseline": "learned"}, "baseline goes with estimator reinforce"),
+        ({"average_decoder": True}, "average_decoder goes with several layers"),
+        ({"network": "resnet", "hidden": (5,)}, "hidden goes with network mlp"),
+        (
+            {"estimator": "modified_relax", "surrogate": "mlp"},
+            "surrogate goes with estimator rodeo",
+        ),
+    ],
+)
+def test_settings_of_others(settings, owner):
+    with pytest.raises(ConfigError, match=owner):
+        Config(**settings)
+
+
+def test_settings_beside_their_owner():
+    Config(estimator="modified_relax", surrogate_hidden=7)
+    Config(estimator="reinforce", baseline="learned", adapt_every=2)
+    Config(operator="barker", damping=0.1, coordinates=3)
+    Config(surrogate="pooled", surrogate_layers=2)
+
+
+def test_the_default_by_name_is_the_default():
+    """Whoever spells out what the library does anyway has the same configuration."""
+    own = [name for name, field in FIELDS.items() if field.metadata["read"]]
+    assert {"operator", "scan", "surrogate_hidden", "loo"} < set(own)
+    spelled = {name: default_of(name) for name in own if name not in ("damping", "baseline")}
+    assert spelled["operator"] == "gibbs"
+    assert Config(**spelled) == Config()
+    assert dataclasses.replace(Config(**spelled), estimator="rloo") == Config(estimator="rloo")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(),
+        Config(estimator="rloo", layer_sizes=(5, 6), hidden=(), average_decoder=True),
+        Config(operator="mpf", damping=1e-3, coordinates=7),
+        Config(estimator="modified_relax", surrogate_hidden=7, seeds=(1, 2)),
+    ],
+)
+def test_written_and_read(config):
+    record = json.loads(json.dumps(to_json(config)))
+    assert from_json(record) == config
+    assert record["surrogate_hidden"] == {"rloo": None, "rodeo": 100}.get(config.estimator, 7)
+
+
+def test_unknown_stored_setting():
+    with pytest.raises(ConfigError, match="settings this version does not know"):
+        from_json({"speed": 3})
+
+
+@pytest.mark.parametrize("name", ["report_every", "checkpoint_every", "eval_every"])
+def test_schedule(name):
+    Schedule(**{name: 0})
+    with pytest.raises(ConfigError, match=f"^{name} must be 0 .* or more, not -1"):
+        Schedule(**{name: -1})
