@@ -10,6 +10,7 @@ from .distributions import FromLogProb as FromLogProb
 from .distributions import Ordinal as Ordinal
 from .estimators import ARMS as ARMS
 from .estimators import RLOO as RLOO
+from .estimators import Bronco as Bronco
 from .estimators import DisARM as DisARM
 from .estimators import DoubleCV as DoubleCV
 from .estimators import Estimator as Estimator

@@ -3,6 +3,7 @@
 from .arms import ARMS as ARMS
 from .base import Estimator as Estimator
 from .base import Gradients as Gradients
+from .bronco import Bronco as Bronco
 from .disarm import DisARM as DisARM
 from .double_cv import DoubleCV as DoubleCV
 from .lariat import Lariat as Lariat
