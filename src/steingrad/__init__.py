@@ -11,6 +11,7 @@ from .distributions import Ordinal as Ordinal
 from .estimators import ARMS as ARMS
 from .estimators import CARMS as CARMS
 from .estimators import RLOO as RLOO
+from .estimators import Bronco as Bronco
 from .estimators import DisARM as DisARM
 from .estimators import DisARMIW as DisARMIW
 from .estimators import DisARMSB as DisARMSB

@@ -3,6 +3,7 @@
 from .arms import ARMS as ARMS
 from .base import Estimator as Estimator
 from .base import Gradients as Gradients
+from .bronco import Bronco as Bronco
 from .carms import CARMS as CARMS
 from .disarm import DisARM as DisARM
 from .disarm_iw import DisARMIW as DisARMIW

@@ -59,10 +59,31 @@ def _plain(kind: type[Estimator]) -> Callable[[int, Mapping[str, Any], int], Est
 
 
 def _rodeo(samples: int, given: Mapping[str, Any], context: int) -> Estimator:
-    switches = {name: given[name] for name in ("loo", "local", "global_") if name in given}
-    return estimators.Rodeo(
-        samples, operator=_operator(given), surrogate=_surrogate(given), **switches
-    )
+    own = _own(given, "loo", "local", "global_", "coefficients")
+    return estimators.Rodeo(samples, operator=_operator(given), surrogate=_surrogate(given), **own)
+
+
+def _bronco(evaluations: int, given: Mapping[str, Any], context: int) -> Estimator:
+    """One sample with as many flips as the evaluations allow, unless the flips are given."""
+    flips = given.get("flips", evaluations - 1)
+    if flips < 1 or evaluations % (1 + flips):
+        raise ValueError(
+            "bronco evaluates the objective at each sample and at its flips, so samples (the "
+            f"evaluations) must be a multiple of 1 + flips, not {evaluations} with flips {flips}."
+        )
+    return estimators.Bronco(evaluations // (1 + flips), flips, **_own(given, "uniform"))
+
+
+def _lariat(samples: int, given: Mapping[str, Any], context: int) -> Estimator:
+    size = context if given.get("context") else 0
+    surrogate = surrogates.MLPSurrogate() if given.get("stein") else None
+    own = _own(given, "values", "gradients", "weighted")
+    # What an image does to f is not remembered from other images.
+    return estimators.Lariat(samples, memory=False, context_size=size, surrogate=surrogate, **own)
+
+
+def _own(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: given[name] for name in names if name in given}
 
 
 def _modified_relax(samples: int, given: Mapping[str, Any], context: int) -> Estimator:
@@ -121,7 +142,7 @@ DESCRIPTIONS = {
     "reinforce": Description(
         "REINFORCE",
         _reinforce,
-        style=6,
+        style=10,
         learns=lambda estimator: isinstance(estimator.baseline, str),
         watch=("baseline",),
     ),
@@ -129,6 +150,8 @@ DESCRIPTIONS = {
     "rodeo": Description(
         "RODEO", _rodeo, style=0, learns=_always, watch=("alpha", "beta"), pair_ms=0.8
     ),
+    "bronco": Description("Bronco", _bronco, style=6, learns=_always, cost=1.1),
+    "lariat": Description("Lariat", _lariat, style=7, learns=_always, cost=1.15),
     "double_cv": Description(
         "Double CV",
         _plain(estimators.DoubleCV),
@@ -142,7 +165,7 @@ DESCRIPTIONS = {
     "rebar": Description(
         "REBAR",
         _rebar,
-        style=7,
+        style=11,
         learns=_always,
         watch=("log_temperature", "scale"),
         cost=1.2,

@@ -69,6 +69,8 @@ def _kind(kinds: Mapping[str, type], part: str) -> Callable[[Any], str]:
 
 
 RODEO = chosen("estimator", "rodeo")
+BRONCO = chosen("estimator", "bronco")
+LARIAT = chosen("estimator", "lariat")
 NETWORK = either(chosen("surrogate", "mlp", "pooled"), chosen("estimator", "modified_relax"))
 
 
@@ -99,7 +101,8 @@ class Config:
     )
     samples: int = setting(
         2,
-        "K, the samples for each image (paper: 2 and 3). REBAR and RELAX: evaluations, 3 a sample.",
+        "K, the samples for each image (paper: 2 and 3). Bronco, REBAR and RELAX: evaluations, of "
+        "which Bronco makes 1 + flips for each sample and the others 3.",
     )
     operator: str | None = setting(
         None,
@@ -164,6 +167,55 @@ class Config:
         "RODEO: global control variate (off only in the paper's ablation).",
         owner=RODEO,
         read=lambda estimator: estimator.global_,
+    )
+    coefficients: str | None = setting(
+        None,
+        "RODEO: α and β by descent (paper), or solved for.",
+        choices=("learned", "least_squares"),
+        owner=RODEO,
+        read=lambda estimator: estimator.coefficients,
+    )
+    flips: int | None = setting(
+        None,
+        "Bronco: flips of each sample (default: of one sample, all evaluations but one).",
+        owner=BRONCO,
+        read=lambda estimator: estimator.flips,
+    )
+    uniform: float | None = setting(
+        None,
+        "Bronco: the share of flips that are drawn from all alike.",
+        owner=BRONCO,
+        read=lambda estimator: estimator.uniform,
+    )
+    values: bool | None = setting(
+        None,
+        "Lariat: terms made of values.",
+        owner=LARIAT,
+        read=lambda estimator: estimator.values,
+    )
+    gradients: bool | None = setting(
+        None,
+        "Lariat: terms made of gradients.",
+        owner=LARIAT,
+        read=lambda estimator: estimator.gradients,
+    )
+    weighted: bool | None = setting(
+        None,
+        "Lariat: the gradients' terms also weighted by |x − μ|.",
+        owner=LARIAT,
+        read=lambda estimator: estimator.weighted,
+    )
+    context: bool | None = setting(
+        None,
+        "Lariat: a baseline and a slope learned from what the encoder sees.",
+        owner=LARIAT,
+        read=lambda estimator: estimator.context_size > 0,
+    )
+    stein: bool | None = setting(
+        None,
+        "Lariat: RODEO's terms too.",
+        owner=LARIAT,
+        read=lambda estimator: estimator.surrogate is not None,
     )
     baseline: str | None = setting(
         None,

@@ -1,0 +1,386 @@
+"""Bronco: straight-through, corrected by a random flip."""
+
+import functools
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from ..arrays import mean_of_samples, scatter, take
+from ..distributions import Bernoulli, Categorical, Ordinal
+from ..distributions.base import Distribution
+from ..objective import Evaluated
+from ..operators import Gibbs
+from ..operators.base import Row
+from .base import Estimator, check_num_samples
+
+# How much a coordinate's own past counts: its coefficients are shrunk towards those common to all
+# by as much as this many flips, the common ones towards straight-through, its error to the mean.
+OWN, COMMON, ERROR = 1.0, 10.0, 2.0
+# The variance is least if flips go where the error's root mean square is large (the power ½ of its
+# square); a little more pays off in the layers below, since such coordinates have large weights.
+POWER = 0.7
+# f itself drifts faster, in training, than what flips do to it.
+VALUE_DECAY = 0.95
+TINY = 1e-30
+
+
+class Guess(NamedTuple):
+    """What a sample says about all its neighbours, before f is evaluated at any of them."""
+
+    row: Row
+    """The neighbours, one coordinate changed, and their conditional probabilities."""
+    features: tuple[Float[Array, "... d n"], ...]
+    """What the guess is a combination of."""
+    scale: Float[Array, ""]
+    """The size of a change of f, by which everything is divided."""
+    change: Float[Array, "... d n"]
+    """The guess of f(y) − f(x)."""
+    size: Float[Array, "... d n"]
+    """How much a neighbour's change counts in the gradient."""
+    probability: Float[Array, "... d n"]
+    """π, with which a neighbour is drawn."""
+
+
+class Bronco(Estimator):
+    r"""$g = \frac1K \sum_k \sum_{i,v} q(x_i = v) \Big(r_{iv} + \frac{1[\text{flip } (i, v)]}
+    {\pi_{iv}} (\Delta_{iv} - r_{iv})\Big) s_i(v)$ with $\Delta_{iv} = f(x_k \text{ with } x_i = v)
+    - f(x_k)$.
+
+    $r$ guesses from $f$ and $\nabla f$ at $x_k$ what each change of one coordinate does to $f$. For
+    one of them, drawn with probability $\pi$, $f$ is evaluated (without a backward pass), and what
+    the guess missed is added over its probability. So the mean of $g$ over flips is the local
+    expectation gradient, whatever $r$ and $\pi$ are, and $g$ is unbiased. With `flips` $= m$ it is
+    the mean over $m$ of them. $f$ is evaluated $K (1 + m)$ times.
+
+    The guess is $r_{iv} = a_i \nabla f^\top (y - x) + |y - x|^2 (b_i + c_i \tilde f)$: slope,
+    curvature, and how the curvature goes with the value of $f$. Each coordinate's three numbers
+    solve a least-squares problem over the flips already seen, forgotten at the rate `decay`; the
+    first guess is straight-through, $a = 1$, $b = c = 0$. $\pi$ goes with
+    $q(v) (1 - q(v))$ and with the errors of the coordinate's past guesses, mixed with a share
+    `uniform` of the uniform distribution. With `use_gradient=False` the past flips' mean effect of
+    each value takes the place of $\nabla f$. For `Bernoulli`, `Categorical` and `Ordinal`.
+
+    Its state is made of sums over past flips: `steingrad.cv_optimizer` makes the plain step that
+    brings them up to date. With any other the estimate stays unbiased, but the guess is lost.
+
+    Reference: a random flip without a guess is bitflip-1 of Kunes et al., "Gradient estimation for
+    binary latent variables via gradient variance clipping", AAAI 2023.
+
+    >>> import jax, jax.numpy as jnp, steingrad as sg
+    >>> q = sg.Bernoulli(jnp.zeros(5))
+    >>> estimator = Bronco(num_samples=1, flips=1)
+    >>> cv = estimator.init(jax.random.key(0), q)
+    >>> f = lambda x: -jnp.sum((x - 0.45) ** 2, axis=-1)
+    >>> value, grads = estimator.value_and_grad(f, q, cv, key=jax.random.key(1))
+    >>> grads.parameters.shape, grads.cv.gram.shape, estimator.num_evaluations(q)
+    ((5,), (5, 3, 3), 2)
+    """
+
+    class CV(eqx.Module):
+        """Sums over past flips, the older the less; for each coordinate."""
+
+        gram: Float[Array, "d 3 3"]
+        cross: Float[Array, "d 3"]
+        error: Float[Array, " d"]
+        """Squares of what the guess missed,"""
+        size: Float[Array, " d"]
+        """and of what they are relative to."""
+        flips: Float[Array, ""]
+        change: Float[Array, ""]
+        value: Float[Array, ""]
+        """f,"""
+        deviation: Float[Array, ""]
+        """its distance from its mean,"""
+        steps: Float[Array, ""]
+        """and how many steps both are sums over."""
+        effect: Float[Array, "d m 2"] | None
+        """Without the gradient: changes of f by taking on each value, and their number."""
+
+    num_samples: int = eqx.field(static=True, default=1)
+    flips: int = eqx.field(static=True, default=1)
+    decay: float = eqx.field(static=True, default=0.99)
+    uniform: float = eqx.field(static=True, default=0.1)
+    use_gradient: bool = eqx.field(static=True, default=True)
+    distributions: ClassVar = (Bernoulli, Categorical, Ordinal)
+
+    def __check_init__(self):
+        check_num_samples("Bronco", self.num_samples, 1, "the states that are flipped")
+        if not isinstance(self.flips, int) or self.flips < 1:
+            raise ValueError(f"Bronco needs flips of 1 or more, but was given {self.flips}.")
+        if not 0 < self.uniform <= 1:
+            raise ValueError(
+                "Bronco needs uniform above 0, so that every flip can be drawn, and at most 1, but "
+                f"was given {self.uniform}."
+            )
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"Bronco needs 0 <= decay < 1, but was given {self.decay}.")
+
+    @property
+    def needs_gradient(self):
+        return self.use_gradient
+
+    @property
+    def cv_is_quadratic(self):
+        return False
+
+    def num_evaluations(self, dist):
+        return self.num_samples * (1 + self.flips)
+
+    def init(self, key, dist=None):
+        if dist is None:
+            raise ValueError(
+                "Bronco learns something for each coordinate: pass the distribution too, "
+                "`estimator.init(key, dist)`. Only its shape matters."
+            )
+        d, m = dist.num_coordinates, dist.num_values
+        zero = jnp.zeros(())
+        effect = None if self.use_gradient else jnp.zeros((d, m, 2))
+        moments = jnp.zeros((d, 3, 3)), jnp.zeros((d, 3)), jnp.zeros(d), jnp.zeros(d)
+        return self.CV(*moments, zero, zero, zero, zero, zero, effect)
+
+    def cv_optimizer(self, learning_rate):
+        return optax.sgd(1.0)
+
+    def further_points(self, cv, dist, at):
+        return flipped(dist, at.x, self.draw(at, self.guess(cv, dist, at).probability))
+
+    def gradient(self, cv, dist, at):
+        guess = self.guess(cv, dist, at)
+        return corrected(dist, at, guess, self.draw(at, guess.probability))
+
+    def adapt(self, cv, dist, at):
+        guess = self.guess(cv, dist, at)
+        slots = self.draw(at, guess.probability)
+        following = self.learn(cv, dist, at, guess, slots)
+        return corrected(dist, at, guess, slots), jax.tree.map(jnp.subtract, cv, following)
+
+    def guess(self, cv: Any, dist: Distribution, at: Evaluated) -> Guess:
+        """From the samples and the past; never from the flips."""
+        cv = jax.tree.map(lambda leaf: leaf.astype(at.fx.dtype), cv)
+        row = Gibbs(scan="own").neighbours(dist, at.x)
+        conditional = row.weights.astype(at.fx.dtype) * dist.num_coordinates
+        size = conditional * (1 - conditional)
+        if self.use_gradient:
+            linear = row.linear_change(at.dfx, at.x).astype(at.fx.dtype)
+        else:
+            number = cv.effect[..., 1] + ERROR * jnp.mean(cv.effect[..., 1]) + TINY
+            effect = cv.effect[..., 0] / number
+            linear = take(effect, row.values) - take(effect, dist.index(at.x)[..., None])
+        # That of this very step, so that a jump of the objective does not upset the guess; some of
+        # the past's, so that f may have no slope.
+        scale = jnp.maximum(jnp.mean(jnp.abs(linear)), 1e-3 * cv.change / (cv.flips + TINY))
+        scale = jnp.where(scale > 0, scale, 1)
+
+        mean, deviation = cv.value / (cv.steps + TINY), cv.deviation / (cv.steps + TINY)
+        value = (at.fx - mean) / jnp.where(deviation > 0, deviation, 1)
+        value = jnp.where(deviation > 0, jnp.clip(value, -3, 3), 0)[..., None, None]
+        curvature = squared_step(dist, at.x, row)
+        features = linear / scale, curvature, curvature * value
+        # One by one: an array of all would have to be written to memory.
+        a, b, c = (column[:, None] for column in coefficients(cv).T)
+        change = scale * (a * features[0] + b * features[1] + c * features[2])
+
+        spread = jnp.sum(cv.error) / (jnp.sum(cv.size) + TINY)
+        few = ERROR * jnp.sum(cv.size) / (cv.flips + TINY) + TINY
+        relative = (cv.error / jnp.where(spread > 0, spread, 1) + few) / (cv.size + few)
+        importance = size * jnp.where(spread > 0, relative, 1)[:, None] ** POWER
+        probability = mixed(importance, self.uniform)
+        return Guess(row, features, scale, change, size, probability)
+
+    def draw(
+        self, at: Evaluated, probability: Float[Array, "samples ... d n"]
+    ) -> Int[Array, "flips samples ..."]:
+        """Which neighbours to evaluate: `d · n` slots, evenly spaced in the order of π, so that two
+        flips of a sample seldom are the same."""
+        if at.key is None:
+            raise ValueError(
+                "Bronco draws flips at random: pass key=... to `estimate`, the same with which "
+                "`further_points` chose them."
+            )
+        lead = probability.shape[:-2]
+        uniforms = jax.random.uniform(at.key, (2, 1, *lead), probability.dtype)
+        spaced = jnp.arange(self.flips, dtype=probability.dtype) / self.flips
+        uniforms = (uniforms + spaced.reshape(-1, *[1] * len(lead))) % 1
+        return pick(probability.reshape(*lead, -1), *uniforms)
+
+    def learn(
+        self,
+        cv: Any,
+        dist: Distribution,
+        at: Evaluated,
+        guess: Guess,
+        slots: Int[Array, "flips samples ..."],
+    ) -> Any:
+        """The sums with this step's flips added."""
+        known = functools.partial(at_slots, slots=slots)
+        change = changes(at)
+        coordinates = slots // guess.change.shape[-1]
+        # Before anything is known the scale is that of what is seen first.
+        first = (cv.flips == 0) & (self.use_gradient is False)
+        seen = jnp.mean(jnp.abs(change))
+        scale = jnp.where(first & (seen > 0), seen, guess.scale)
+        # Over π: as if all neighbours had been seen.
+        slots_count = math.prod(guess.change.shape[-2:])
+        weight = known(guess.size) ** 2 / (known(guess.probability) * slots_count)
+        features = jnp.stack([known(feature) for feature in guess.features], axis=-1)
+        missed = (change - known(guess.change)) / scale
+        target = jnp.concatenate([features, (change / scale)[..., None]], axis=-1)
+        products = features[..., :, None] * target[..., None, :]
+        columns = [products.reshape(*slots.shape, 12), missed[..., None] ** 2]
+        columns = jnp.concatenate([*columns, jnp.ones_like(missed)[..., None]], axis=-1)
+        rows = (weight[..., None] * columns).reshape(-1, 14)
+        d = dist.num_coordinates
+        sums = jnp.zeros((d, 14), rows.dtype).at[coordinates.reshape(-1)].add(rows)
+        products = sums[:, :12].reshape(d, 3, 4)
+
+        effect = None
+        if cv.effect is not None:
+            index = take(dist.index(at.x), jnp.moveaxis(coordinates, 0, -1))
+            here = jnp.moveaxis(index, -1, 0)
+            there = known(guess.row.values)
+            ones = jnp.ones_like(change)
+            moves = weight[..., None] * jnp.stack([change, ones, -change, ones], axis=-1)
+            zeros = jnp.zeros((d, dist.num_values, 2), rows.dtype)
+            effect = zeros.at[coordinates, there].add(moves[..., :2])
+            effect = effect.at[coordinates, here].add(moves[..., 2:])
+        count = jnp.asarray(slots.size, rows.dtype)
+        past_mean = cv.value / (cv.steps + TINY)
+        deviation = jnp.mean(jnp.abs(at.fx - past_mean.astype(at.fx.dtype)))
+        new = self.CV(
+            products[..., :3],
+            products[..., 3],
+            sums[:, 12],
+            sums[:, 13],
+            count,
+            seen * count,
+            jnp.mean(at.fx),
+            jnp.where(cv.steps > 0, deviation, 0),
+            jnp.ones_like(count),
+            effect,
+        )
+        slow = jax.tree.map(lambda leaf: self.decay, cv)
+        fast = lambda cv: (cv.value, cv.deviation, cv.steps)
+        decay = eqx.tree_at(fast, slow, (VALUE_DECAY,) * 3)
+        return jax.tree.map(lambda old, new, by: by * old + new.astype(old.dtype), cv, new, decay)
+
+
+def flipped(
+    dist: Distribution, x: Float[Array, "samples ..."], slots: Int[Array, "flips samples ..."]
+) -> Float[Array, "flips samples ..."]:
+    """The neighbours that were drawn."""
+    coordinates, steps = jnp.divmod(slots[..., None], dist.num_values - 1)
+    here = jnp.arange(dist.num_coordinates, dtype=slots.dtype) == coordinates
+    # Change n of a coordinate is to the value n + 1 further on, cyclically.
+    return dist.state((dist.index(x) + jnp.where(here, steps + 1, 0)) % dist.num_values)
+
+
+def corrected(
+    dist: Distribution, at: Evaluated, guess: Guess, slots: Int[Array, "flips samples ..."]
+) -> Any:
+    """The local expectation gradient of the guess, with what it missed at the flips over π."""
+    missed = changes(at) - at_slots(guess.change, slots)
+    terms = missed / (at_slots(guess.probability, slots) * len(slots))
+    lead = guess.change.shape[:-2]
+    flat = scatter(
+        jnp.moveaxis(terms, 0, -1), jnp.moveaxis(slots, 0, -1), math.prod(guess.change.shape[-2:])
+    )
+    change = guess.change + flat.reshape(*lead, *guess.change.shape[-2:])
+    grad = guess.row.apply_to_score(change, jnp.zeros_like(at.fx), dist.score(at.x), at.x)
+    return jax.tree.map(mean_of_samples, grad)
+
+
+def changes(at: Evaluated) -> Float[Array, "flips samples ..."]:
+    """f(y) − f(x)."""
+    if at.fy is None:
+        raise ValueError(
+            "Bronco needs f at the flips: pass fy, f at the points that `further_points` chose, or "
+            "use `value_and_grad` or `expectation`."
+        )
+    return at.fy - at.fx
+
+
+def at_slots(
+    array: Array, slots: Int[Array, "flips samples ..."]
+) -> Float[Array, "flips samples ..."] | Int[Array, "flips samples ..."]:
+    """The entries `[..., d, n]` that were drawn."""
+    flat = array.reshape(*array.shape[:-2], -1)
+    return jnp.moveaxis(jnp.take_along_axis(flat, jnp.moveaxis(slots, 0, -1), axis=-1), -1, 0)
+
+
+def squared_step(dist: Distribution, x: Array, row: Row) -> Float[Array, "... d n"]:
+    """|y − x|², divided by its mean over all pairs of values."""
+    if not isinstance(dist, Ordinal):
+        return jnp.ones_like(row.weights)
+    values = jnp.asarray(dist.values, row.weights.dtype)
+    step = values[row.values] - x[..., None].astype(values.dtype)
+    m = len(dist.values)
+    mean = jnp.sum((values[:, None] - values) ** 2) / (m * (m - 1))
+    return step**2 / mean
+
+
+def mixed(importance: Float[Array, "... d n"], uniform: float) -> Float[Array, "... d n"]:
+    """Probabilities in proportion to the importance, if there is any, and a share of all alike."""
+    total = jnp.sum(importance, axis=(-2, -1), keepdims=True)
+    share = 1 / math.prod(importance.shape[-2:])
+    proportional = jnp.where(total > TINY, importance / jnp.maximum(total, TINY), share)
+    return (1 - uniform) * proportional + uniform * share
+
+
+def pick(
+    probability: Float[Array, "... n"],
+    first: Float[Array, "draws ..."],
+    second: Float[Array, "draws ..."],
+) -> Int[Array, "draws ..."]:
+    """Draws from numbers uniform in [0, 1): a block of about √n entries, then one of these, which
+    is cheaper than one long sum and, in float32, more exact."""
+    n = probability.shape[-1]
+    width = math.isqrt(n - 1) + 1
+    padding = [(0, 0)] * (probability.ndim - 1) + [(0, -n % width)]
+    blocks = jnp.pad(probability, padding).reshape(*probability.shape[:-1], -1, width)
+
+    def position(masses, uniform):
+        below = jnp.cumsum(masses, axis=-1)
+        target = uniform[..., None] * below[..., -1:]
+        return jnp.sum(below < target, axis=-1, dtype=jnp.int32)
+
+    block = position(jnp.sum(blocks, axis=-1), first)
+    inside = jnp.take_along_axis(blocks[None], block[..., None, None], axis=-2)[..., 0, :]
+    return jnp.minimum(block * width + position(inside, second), n - 1)
+
+
+def coefficients(cv: Any) -> Float[Array, "d 3"]:
+    """a, b, c of each coordinate: least squares, shrunk towards those common to all."""
+    total, total_cross = jnp.sum(cv.gram, axis=0), jnp.sum(cv.cross, axis=0)
+    one_flip = jnp.diagonal(total) / (cv.flips + TINY) + TINY
+    straight_through = jnp.asarray([1, 0, 0], total.dtype)
+    common = solve(
+        total + jnp.diag(COMMON * one_flip), total_cross + COMMON * one_flip * straight_through
+    )
+    return solve(cv.gram + jnp.diag(OWN * one_flip), cv.cross + OWN * one_flip * common)
+
+
+def solve(gram: Float[Array, "*d 3 3"], right: Float[Array, "*d 3"]) -> Float[Array, "*d 3"]:
+    """Positive definite systems by Cholesky's method, written out: all of them at once, each of
+    its few operations on a vector, where a library takes the systems one by one."""
+    n = right.shape[-1]
+    factor: dict[tuple[int, int], Array] = {}
+    for j in range(n):
+        left = gram[..., j, j] - sum(factor[j, k] ** 2 for k in range(j))
+        # What rounding leaves of a feature that depends on the others.
+        factor[j, j] = jnp.sqrt(jnp.maximum(left, 1e-6 * gram[..., j, j] + TINY))
+        for i in range(j + 1, n):
+            left = gram[..., i, j] - sum(factor[i, k] * factor[j, k] for k in range(j))
+            factor[i, j] = left / factor[j, j]
+    y: list[Array] = []
+    for i in range(n):
+        left = right[..., i] - sum(factor[i, k] * y[k] for k in range(i))
+        y.append(left / factor[i, i])
+    for i in reversed(range(n)):
+        left = y[i] - sum(factor[k, i] * y[k] for k in range(i + 1, n))
+        y[i] = left / factor[i, i]
+    return jnp.stack(y, axis=-1)
