@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 
 def compute_dtype(*arrays: Any) -> Any:
@@ -59,7 +59,7 @@ def event_axes(x: Array, fx: Array) -> tuple[int, ...]:
     return tuple(range(fx.ndim - x.ndim, 0))
 
 
-def others(values: Float[Array, "samples ..."]) -> Float[Array, "others samples ..."]:
+def others(values: Shaped[Array, "samples ..."]) -> Shaped[Array, "others samples ..."]:
     """For each k the values of the other samples, v_(k+1), v_(k+2), ... (mod K), along a new axis.
 
     >>> others(jnp.array([10.0, 11.0, 12.0]))

@@ -22,7 +22,8 @@ class Gradients(NamedTuple):
     """Gradients of the mean of f over samples and batch."""
 
     parameters: Any
-    """With respect to the distribution's parameters: the unbiased estimate g."""
+    """With respect to the distribution's parameters: the estimate g, unbiased unless the estimator
+    says that it is `biased`."""
     cv: Any
     """With respect to the control variates: the gradient of the mean of g², which lowers its
     variance."""
@@ -33,14 +34,19 @@ class Gradients(NamedTuple):
 class Estimator(eqx.Module):
     r"""An estimator of $\nabla_\eta E_{q_\eta}[f(x)]$: immutable, its fields are its settings.
 
-    A subclass has `CV` (what it learns, if anything), the fields and the `distributions` it works
-    on, then `__check_init__`, the properties, `init` and `cv_optimizer`, `sample`,
-    `further_points`, `gradient` and `adapt`, in this order, leaving out what it inherits. Only
-    `gradient` has to be written.
+    A subclass has `CV` (what it learns, if anything), the fields, whether it is `biased` and the
+    `distributions` it works on, then `__check_init__`, the properties, `init` and `cv_optimizer`,
+    `sample`, `further_points`, `gradient` and `adapt`, in this order, leaving out what it inherits.
+    Only `gradient` has to be written.
     """
 
     num_samples: eqx.AbstractVar[int]
+    biased: ClassVar[bool] = False
+    """Whether its mean is something else than the gradient, by design."""
     distributions: ClassVar[tuple[type[Distribution], ...]] = (Distribution,)
+
+    def __repr__(self) -> str:
+        return eqx.tree_pformat(self) + (" (biased)" if self.biased else "")
 
     def handles(self, dist: Distribution) -> bool:
         """Whether it works on this kind of distribution; `distributions` names those it does."""
