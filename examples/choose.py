@@ -49,9 +49,17 @@ def bit_estimators() -> dict:
         "RODEO": sg.Rodeo(2),
         "RODEO, own scan": sg.Rodeo(2, sg.Gibbs(scan="own")),
         "RODEO, linear": sg.Rodeo(2, surrogate=sg.LinearSurrogate()),
+        "Lariat": sg.Lariat(2),
+        "Lariat, memory": sg.Lariat(2, memory=True),
+        "Lariat, no ∇f": sg.Lariat(2, gradients=False),
+        "Bronco": sg.Bronco(1, flips=1),
+        "Bronco, no ∇f": sg.Bronco(1, flips=1, use_gradient=False),
+        "Bronco, 2 flips": sg.Bronco(1, flips=2),
         "RLOO, K=4": sg.RLOO(4),
         "ARMS, K=4": sg.ARMS(4),
         "RODEO, K=4": sg.Rodeo(4),
+        "Lariat, K=4": sg.Lariat(4),
+        "Bronco, 2 × 2": sg.Bronco(2, flips=1),
         "REBAR": sg.Rebar(1),
         "RELAX": sg.Relax(1),
         "RODEO, exact": sg.Rodeo(2, surrogate=sg.ExactSurrogate()),
@@ -61,7 +69,8 @@ def bit_estimators() -> dict:
 
 def category_estimators() -> dict:
     keep = ("REINFORCE", "RLOO", "RODEO", "RODEO, own scan", "RODEO, linear", "RLOO, K=4",
-            "RODEO, K=4", "REBAR", "RELAX", "RODEO, exact", "local expectation")  # fmt: skip
+            "RODEO, K=4", "Lariat", "Lariat, memory", "Lariat, no ∇f", "Lariat, K=4", "Bronco",
+            "Bronco, no ∇f", "Bronco, 2 flips", "Bronco, 2 × 2", "REBAR", "RELAX", "RODEO, exact", "local expectation")  # fmt: skip
     named = bit_estimators()
     return {name: named[name] for name in keep}
 
