@@ -40,7 +40,8 @@ def categorical(coordinates: int = 6, values: int = 5) -> tuple:
     return f, sg.Categorical(logits)
 
 
-def bit_estimators() -> dict:
+def estimators() -> dict:
+    """Those that do not fit a problem are left out there."""
     return {
         "REINFORCE": sg.Reinforce(2),
         "RLOO": sg.RLOO(2),
@@ -67,23 +68,15 @@ def bit_estimators() -> dict:
     }
 
 
-def category_estimators() -> dict:
-    keep = ("REINFORCE", "RLOO", "RODEO", "RODEO, own scan", "RODEO, linear", "RLOO, K=4",
-            "RODEO, K=4", "Lariat", "Lariat, memory", "Lariat, no ∇f", "Lariat, K=4", "Bronco",
-            "Bronco, no ∇f", "Bronco, 2 flips", "Bronco, 2 × 2", "REBAR", "RELAX", "RODEO, exact", "local expectation")  # fmt: skip
-    named = bit_estimators()
-    return {name: named[name] for name in keep}
-
-
 def main() -> None:
     problems: dict[str, tuple] = {
-        "smooth": (*smooth(), bit_estimators()),
-        "rough": (*rough(), bit_estimators()),
-        "categorical": (*categorical(), category_estimators()),
+        "smooth": smooth(),
+        "rough": rough(),
+        "categorical": categorical(),
     }
-    for name, (f, dist, estimators) in problems.items():
+    for name, (f, dist) in problems.items():
         result: Comparison = compare(
-            f, dist, estimators, key=jax.random.key(6), draws=20_000, adapt_steps=10_000
+            f, dist, estimators(), key=jax.random.key(6), draws=20_000, adapt_steps=10_000
         )
         print(f"{name}\n{result}\n", flush=True)
 
