@@ -12,7 +12,7 @@ import steingrad
 PACKAGE = Path(steingrad.__file__).parent
 # From left to right; rooms in one line do not know each other.
 ORDER = [
-    ("arrays",),
+    ("arrays", "derivatives"),
     ("distributions",),
     ("objective",),
     ("operators",),

@@ -1,6 +1,7 @@
 """The front door: an expectation that `jax.grad` differentiates with an estimator."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -8,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from .arrays import mean
+from .derivatives import check_shared, on_each_device, over_devices, reverse_only
 from .distributions import Distribution
 from .estimators import Estimator, Gradients
 from .estimators.base import scale_cv
@@ -51,21 +54,42 @@ def expectation(
     >>> grads = jax.grad(loss, (0, 1, 2))(jnp.zeros(4), 2.0, cv, jax.random.key(1))
     >>> [jnp.shape(leaf) for leaf in grads[:2]], grads[2].alpha.shape
     ([(4,), ()], ())
+
+    Derivatives of these gradients with respect to `args`, closed-over arrays and `cv` are right.
+    With respect to the distribution they would miss that the samples change with it, and raise; so
+    does forward mode. The gradient along a direction $v$ is an expectation too, $E[f(x) \,
+    v^\top \nabla_\eta \log q_\eta(x)]$, and its gradient an unbiased estimate of the Hessian
+    times $v$:
+
+    >>> def along(logits, v, key):
+    ...     log_q = lambda logits, x: sg.Bernoulli(logits).log_prob(x)
+    ...     f = lambda x: x[..., 0] * jax.jvp(lambda l: log_q(l, x), (logits,), (v,))[1]
+    ...     return sg.expectation(f, sg.Bernoulli(logits), sg.RLOO(2), key=key)
+    >>> jax.grad(along)(jnp.zeros(4), jnp.ones(4), jax.random.key(1)).shape
+    (4,)
+
+    An empty batch has the value 0. Inside `jax.shard_map` each device estimates the mean over its
+    part of the batch; gradients of what the devices share are summed over them, as those of any
+    function are, but `cv`'s are averaged.
     """
+    parameters, args, context, key = on_each_device(
+        (dist.parameters, as_jax_arrays(args), context, key), like=cv
+    )
+    dist = dist.with_parameters(parameters)
     struct = jax.eval_shape(lambda key: estimator.sample(key, dist), key)
-    args = as_jax_arrays(args)
-    keyed = lambda key, x, *args: bind(f, dist, key)(x, *args)
+    f_relaxed = estimator.relaxes and relaxation is None
+    keyed = lambda key, x, *args: bind(f, dist, key, relaxed=f_relaxed)(x, *args)
     # Arrays that f closes over become leaves of `keyed`, and so are differentiated.
     keyed = eqx.filter_closure_convert(keyed, key, struct, *args)
     relaxed = None
     if estimator.relaxes and relaxation is not None:
-        relaxed = lambda key, x, *args: bind(relaxation, dist, key)(x, *args)
+        relaxed = lambda key, x, *args: bind(relaxation, dist, key, relaxed=True)(x, *args)
         relaxed = eqx.filter_closure_convert(relaxed, key, struct, *args)
     stop = lambda tree: jax.tree.map(
         lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf, tree
     )
     return _expectation(
-        (dist.parameters, cv, (keyed, args)),
+        reverse_only((dist.parameters, cv, (keyed, args))),
         stop(dist),
         estimator,
         key,
@@ -78,7 +102,7 @@ def _expectation(differentiable, dist, estimator, key, others):
     parameters, _, (keyed, args) = differentiable
     sample_key, f_key, _ = jax.random.split(key, 3)
     x = estimator.sample(sample_key, dist.with_parameters(parameters))
-    return jnp.mean(keyed(f_key, x, *args))
+    return mean(keyed(f_key, x, *args))
 
 
 @_expectation.def_fwd
@@ -86,6 +110,7 @@ def _forward(perturbed, differentiable, dist, estimator, key, others):
     context, relaxed = others
     parameters, cv, keyed_and_args = differentiable
     moving, still = eqx.partition(keyed_and_args, perturbed[2])
+    check_shared(moving, (parameters, keyed_and_args))
     moving = jax.tree.map(jnp.asarray, moving)  # outside jit a scalar arrives as a Python number
 
     def f(x, moving, key):
@@ -112,9 +137,14 @@ def _backward(grads, cotangent, perturbed, differentiable, dist, estimator, key,
     def scaled(factor, tree):
         return jax.tree.map(lambda g: (factor * g.astype(factor.dtype)).astype(g.dtype), tree)
 
-    keyed_and_args = scaled(cotangent, grads.args[0])
-    cv = scale_cv(estimator, cotangent, grads.cv)
-    return scaled(cotangent, grads.parameters), cv, keyed_and_args
+    parameters, cv, keyed_and_args = differentiable
+    sum_, mean_ = partial(over_devices, jax.lax.psum), partial(over_devices, jax.lax.pmean)
+    # Of f, the sum over devices that share an array, as always; control variates want the mean.
+    return (
+        sum_(scaled(cotangent, grads.parameters), parameters),
+        mean_(scale_cv(estimator, cotangent, grads.cv), cv),
+        sum_(scaled(cotangent, grads.args[0]), keyed_and_args),
+    )
 
 
 def value_and_grad(

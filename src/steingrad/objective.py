@@ -1,5 +1,6 @@
 """The objective f: how it is called, and what its evaluation leaves for an estimator."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -34,9 +35,14 @@ class Evaluated(eqx.Module):
 
 
 def bind(
-    f: Callable[..., Float[Array, "..."]], dist: Distribution, key: PRNGKeyArray | None
+    f: Callable[..., Float[Array, "..."]],
+    dist: Distribution,
+    key: PRNGKeyArray | None,
+    *,
+    relaxed: bool = False,
 ) -> Callable[..., Float[Array, "..."]]:
-    """`f` with its key, if it takes one, and with a check of what it returns."""
+    """`f` with its key, if it takes one, and with a check of what it returns; `relaxed` if it is
+    to be differentiated between the states."""
     if takes_key(f):
         f = _with_key(f, key)
 
@@ -49,7 +55,18 @@ def bind(
                 f"shape {expected}, but returned shape {fx.shape}. Sum over the last "
                 f"{dist.event_ndim} axes only."
             )
+        if jnp.issubdtype(fx.dtype, jnp.complexfloating):
+            raise TypeError(
+                f"f must return real numbers, but returned {fx.dtype}. Return jnp.real(...), "
+                "jnp.imag(...) or jnp.abs(...) of it, or estimate two expectations."
+            )
         if not jnp.issubdtype(fx.dtype, jnp.floating):
+            if relaxed:
+                raise TypeError(
+                    "Rebar and Relax differentiate f between the states, where it must be "
+                    f"continuous, but it returned {fx.dtype}: such an f jumps, and its gradient "
+                    "is 0. Pass a continuous stand-in as relaxation=..., or use RLOO or Rodeo."
+                )
             fx = fx.astype(compute_dtype(x))
         return fx
 
@@ -61,7 +78,9 @@ def _with_key(f, key):
 
 
 def takes_key(f: Callable) -> bool:
-    """Whether `f` has an argument named `key`."""
+    """Whether `f` has an argument named `key` that is not bound yet."""
+    if isinstance(f, functools.partial) and "key" in f.keywords:
+        return False
     try:
         return "key" in inspect.signature(f).parameters
     except (TypeError, ValueError):
@@ -94,7 +113,7 @@ def evaluate(
     else:
         fx, pull_back = jax.vjp(lambda dynamic: at(x, dynamic), dynamic)
         dfx, (args_grad,) = None, pull_back(jnp.ones_like(fx))
-    args_grad = jax.tree.map(lambda g: g / fx.size, args_grad)
+    args_grad = jax.tree.map(lambda g: g / max(fx.size, 1), args_grad)
     return (
         fx.astype(compute_dtype(fx, dfx) if dfx is not None else compute_dtype(fx)),
         dfx,

@@ -8,19 +8,22 @@ from typing import Any, ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..arrays import mean_of_squares
+from ..arrays import is_concrete, mean, mean_of_squares
+from ..derivatives import drawn_with, on_each_device
 from ..distributions.base import Distribution
-from ..objective import Evaluated, bind, evaluate
+from ..objective import Evaluated, as_jax_arrays, bind, evaluate
 
 
 class Gradients(NamedTuple):
     """Gradients of the mean of f over samples and batch."""
 
     parameters: Any
-    """With respect to the distribution's parameters: the unbiased estimate g."""
+    """With respect to the distribution's parameters: the estimate g, unbiased unless the estimator
+    says that it is `biased`."""
     cv: Any
     """With respect to the control variates: the gradient of the mean of g², which lowers its
     variance."""
@@ -31,14 +34,19 @@ class Gradients(NamedTuple):
 class Estimator(eqx.Module):
     r"""An estimator of $\nabla_\eta E_{q_\eta}[f(x)]$: immutable, its fields are its settings.
 
-    A subclass has `CV` (what it learns, if anything), the fields and the `distributions` it works
-    on, then `__check_init__`, the properties, `init` and `cv_optimizer`, `sample`,
-    `further_points`, `gradient` and `adapt`, in this order, leaving out what it inherits. Only
-    `gradient` has to be written.
+    A subclass has `CV` (what it learns, if anything), the fields, whether it is `biased` and the
+    `distributions` it works on, then `__check_init__`, the properties, `init` and `cv_optimizer`,
+    `sample`, `further_points`, `gradient` and `adapt`, in this order, leaving out what it inherits.
+    Only `gradient` has to be written.
     """
 
     num_samples: eqx.AbstractVar[int]
+    biased: ClassVar[bool] = False
+    """Whether its mean is something else than the gradient, by design."""
     distributions: ClassVar[tuple[type[Distribution], ...]] = (Distribution,)
+
+    def __repr__(self) -> str:
+        return eqx.tree_pformat(self) + (" (biased)" if self.biased else "")
 
     def handles(self, dist: Distribution) -> bool:
         """Whether it works on this kind of distribution; `distributions` names those it does."""
@@ -124,6 +132,7 @@ class Estimator(eqx.Module):
         check_cv(self, cv, dist)
         at = Evaluated(x, fx, dfx, fy, f, key, context)
         check_evaluated(self, dist, at)
+        check_inside(dist, x)
         return at
 
     def estimate(
@@ -166,21 +175,31 @@ class Estimator(eqx.Module):
         is of the mean here too.)"""
         check_distribution(self, dist)
         check_cv(self, cv, dist)
+        parameters, args, context, key = on_each_device(
+            (dist.parameters, as_jax_arrays(args), context, key), like=cv
+        )
+        # Derivatives at fixed samples would be wrong, so there are none.
+        dist = dist.with_parameters(jax.lax.stop_gradient(parameters))
         sample_key, f_key, own_key = jax.random.split(key, 3)
         x = self.sample(sample_key, dist)
-        objective = bind(f, dist, f_key)
+        objective = bind(f, dist, f_key, relaxed=self.relaxes and relaxation is None)
+        if 0 in dist.batch_shape:
+            fx, _, args_grad = evaluate(objective, x, args, False)
+            grad, cv_grad = jax.tree.map(jnp.zeros_like, (dist.parameters, cv))
+            return drawn_with(parameters, (fx, Gradients(grad, cv_grad, args_grad)))
         fx, dfx, args_grad = evaluate(objective, x, args, self.needs_gradient)
         if self.relaxes and relaxation is not None:
-            objective = bind(relaxation, dist, f_key)
+            objective = bind(relaxation, dist, f_key, relaxed=True)
         at_args = lambda x: objective(x, *args)
         at = Evaluated(x, fx, dfx, f=at_args, key=own_key, context=context)
+        cv, at = on_each_device((cv, at))
         check_evaluated(self, dist, at)
         y = self.further_points(cv, dist, at)
         if y is not None:
             fy = jax.vmap(at_args)(y).astype(fx.dtype)
             at = eqx.tree_at(lambda at: at.fy, at, fy, is_leaf=lambda leaf: leaf is None)
         grad, cv_grad = self.adapt(cv, dist, at)
-        return fx, Gradients(grad, cv_grad, args_grad)
+        return drawn_with(parameters, (fx, Gradients(grad, cv_grad, args_grad)))
 
     def value_and_grad(
         self,
@@ -200,15 +219,16 @@ class Estimator(eqx.Module):
         one forward and one backward pass. `context`, of shape `[*batch, c]`, is for estimators
         whose control variates may look at more than the samples, such as the data point (`Relax`);
         the others leave it alone. `relaxation` is called like f, in its place between the states
-        (`Rebar`, `Relax`): a continuous function near f, where f itself jumps there.
+        (`Rebar`, `Relax`): a continuous function near f, where f itself jumps there. An empty
+        batch has the value 0 and no gradients, or zeros: it adds nothing.
         """
         fx, grads = self.per_element(
             f, dist, cv, key=key, args=args, context=context, relaxation=relaxation
         )
-        size = float(math.prod(dist.batch_shape))
-        mean = lambda g, p: (g / size).astype(p.dtype)
-        parameters = jax.tree.map(mean, grads.parameters, dist.parameters)
-        return jnp.mean(fx), Gradients(parameters, scale_cv(self, 1 / size, grads.cv), grads.args)
+        size = float(max(math.prod(dist.batch_shape), 1))
+        divided = lambda g, p: (g / size).astype(p.dtype)
+        parameters = jax.tree.map(divided, grads.parameters, dist.parameters)
+        return mean(fx), Gradients(parameters, scale_cv(self, 1 / size, grads.cv), grads.args)
 
 
 def scale_cv(estimator: Estimator, factor: Any, cv_grad: Any) -> Any:
@@ -238,9 +258,13 @@ def check_distribution(estimator: Estimator, dist: Distribution) -> None:
 def check_cv(estimator: Estimator, cv: Any, dist: Distribution) -> None:
     """Raise unless `cv` is what `init` makes for this estimator and distribution."""
     expected = jax.eval_shape(lambda key: estimator.init(key, dist), jax.random.key(0))
-    structures = jax.tree.structure(cv), jax.tree.structure(expected)
-    shapes = jax.tree.map(jnp.shape, jax.tree.leaves(cv))
-    if structures[0] == structures[1] and shapes == [s.shape for s in jax.tree.leaves(expected)]:
+    leaves, structure = jax.tree.flatten(cv)
+    if structure == jax.tree.structure(expected) and all(
+        isinstance(leaf, (jax.Array, np.ndarray))
+        and leaf.shape == like.shape
+        and jnp.issubdtype(leaf.dtype, jnp.floating) == jnp.issubdtype(like.dtype, jnp.floating)
+        for leaf, like in zip(leaves, jax.tree.leaves(expected), strict=True)
+    ):
         return
     name = type(estimator).__name__
     if expected is None:
@@ -279,8 +303,28 @@ def check_evaluated(estimator: Estimator, dist: Distribution, at: Evaluated) -> 
         )
 
 
-def check_num_samples(name: str, num_samples: int, least: int, why: str) -> None:
+def check_inside(dist: Distribution, x: Array) -> None:
+    """Raise if `x`, where its numbers are known, has one that is no state of the distribution."""
+    if not is_concrete(x) or not is_concrete(jax.tree.leaves(dist.parameters)[0]):
+        return
+    with jax.ensure_compile_time_eval():
+        index = np.asarray(dist.index(x))
+        nearest = dist.state(jnp.asarray(np.clip(index, 0, dist.num_values - 1)))
+        # Rounding to another type on the way does not matter.
+        coarse = max(float(jnp.finfo(t).eps) for t in (x.dtype, nearest.dtype))
+        given, nearest = np.asarray(x, np.float64), np.asarray(nearest, np.float64)
+    outside = ~np.isclose(given, nearest, rtol=2 * coarse, atol=0)
+    if outside.any():
+        raise ValueError(
+            f"x has the entry {given[outside][0]:g}, which no state of this {type(dist).__name__} "
+            f"has (the nearest state has {nearest[outside][0]:g} in its place). Pass the points "
+            "that `sample` gave, where f was evaluated."
+        )
+
+
+def check_num_samples(name: str, num_samples: Any, least: int, why: str) -> None:
     if not isinstance(num_samples, int) or num_samples < least:
         raise ValueError(
-            f"{name} needs num_samples of {least} or more, {why}, but was given {num_samples}."
+            f"{name} needs a whole num_samples of {least} or more, {why}, but was given "
+            f"{num_samples!r}."
         )

@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from ..arrays import as_index
 from ..distributions import Bernoulli, Categorical, Ordinal
 from ..operators import Gibbs
 from .base import Estimator, check_num_samples
@@ -31,7 +32,7 @@ class LocalExpectation(Estimator):
     4
     """
 
-    num_samples: int = eqx.field(static=True, default=1)
+    num_samples: int = eqx.field(static=True, converter=as_index, default=1)
     distributions: ClassVar = (Bernoulli, Categorical, Ordinal)
 
     def __check_init__(self):

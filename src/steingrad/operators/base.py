@@ -33,7 +33,9 @@ class Row(eqx.Module):
         self, h: Callable[[Float[Array, "..."]], Float[Array, "..."]], x: Float[Array, "..."]
     ) -> Float[Array, "... c n"]:
         r"""$h(y_n)$ for any function `h`, called at every neighbour."""
-        return self.space.at_neighbours(h, x, self.values, self.coordinates)
+        h_values = self.space.at_neighbours(h, x, self.values, self.coordinates)
+        # Where q is 0 and hence the weight, h may be infinite: log q is.
+        return jnp.where(self.weights == 0, 0, h_values)
 
     def linear_change(
         self, gradient: Float[Array, "..."], x: Float[Array, "..."]
@@ -151,11 +153,13 @@ def systematic_sample(start: Int[Array, "..."], m: int, d: int) -> Int[Array, ".
     return (start[..., None] + d * jnp.arange(m, dtype=start.dtype)) // m
 
 
-def check_num_coordinates(name: str, num_coordinates: int | None) -> None:
-    if num_coordinates is not None and num_coordinates < 1:
+def check_num_coordinates(name: str, num_coordinates: Any) -> None:
+    if num_coordinates is None:
+        return
+    if not isinstance(num_coordinates, int) or num_coordinates < 1:
         raise ValueError(
-            f"{name} needs num_coordinates of 1 or more (or None: all), but was given "
-            f"{num_coordinates}."
+            f"{name} needs a whole num_coordinates of 1 or more (or None: all), but was given "
+            f"{num_coordinates!r}."
         )
 
 

@@ -1,0 +1,7 @@
+"""Which estimator wins on your own problem: bias, variance and cost, side by side."""
+
+from .budget import NumSamples as NumSamples
+from .budget import best_num_samples as best_num_samples
+from .compare import compare as compare
+from .table import Comparison as Comparison
+from .table import Row as Row
