@@ -196,6 +196,16 @@ def test_metrics_that_no_checkpoint_brings_back(trained, tmp_path):
     assert lines(again) == lines(trained)[-1:]  # evaluated anew
 
 
+@pytest.mark.slow
+def test_without_checkpoints_a_run_begins_again(trained, tmp_path):
+    run = copy_of(trained, tmp_path / "run")
+    for path in run.checkpoints():
+        path.unlink()
+    with warned("has no checkpoint: it begins again with its first step"):
+        again = train(SMALL, run.path, schedule=SCHEDULE, resume=True, quiet=True)
+    assert lines(again) == lines(trained)
+
+
 @pytest.mark.parametrize("kind", ["folder", "link"])
 def test_a_newest_checkpoint_that_is_no_file(trained, tmp_path, kind):
     run = copy_of(trained, tmp_path / "run")

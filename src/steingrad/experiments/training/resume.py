@@ -27,6 +27,10 @@ def open_run(task: Task, out: Path, resume: bool) -> tuple[Run, int, State]:
             f"None of the checkpoints in {out} can be read. Delete them to start the run again "
             "from its first step, or name another folder."
         )
+    if found is None and lines:
+        warnings.warn(
+            f"{out} has no checkpoint: it begins again with its first step.", stacklevel=2
+        )
     step, state = (0, initial) if found is None else (found.step, found.state)
     if step > config.steps:
         raise RunError(
