@@ -4,14 +4,18 @@ Outside the package, since importing anything of it imports JAX: Ctrl-C in that 
 a traceback that no code of the package could catch.
 """
 
+import _thread
 import os
 import signal
 import sys
+import threading
 from types import FrameType
 from typing import NoReturn
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
+IGNORED = ("_xla_gc_callback", "__del__")
+"""Functions whose exceptions Python prints and forgets."""
 
 
 def main() -> None:
@@ -29,7 +33,8 @@ def main() -> None:
             f"The command steingrad needs {package}, which comes with an extra: "
             "pip install 'steingrad[experiments]'."
         )
-    signal.signal(signal.SIGINT, usual)
+    if usual is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         command()
     except KeyboardInterrupt:  # a second time, while the first one was dealt with
@@ -43,6 +48,19 @@ def main() -> None:
 def _stop_at_once(number: int, frame: FrameType | None) -> NoReturn:
     os.write(2, b"stopped.\n")
     os._exit(INTERRUPTED)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, though not where Python ignores what is raised: try again then.
+
+    JAX is called back by the garbage collector so often that one Ctrl-C in five was lost there.
+    """
+    while frame is not None:
+        if frame.f_code.co_name in IGNORED:
+            threading.Timer(0.02, _thread.interrupt_main).start()
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _leave() -> NoReturn:

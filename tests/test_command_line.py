@@ -118,13 +118,24 @@ class TestInterrupted:
         )
         assert self.end(code, "importing") == (130, "stopped.\n")
 
-    def test_the_interpreter_is_not_taken_apart(self):
-        """Where a thread of XLA may still be at work: whatever would happen at exit does not."""
+    @pytest.mark.parametrize("collecting", [False, True])
+    def test_the_interpreter_is_not_taken_apart(self, collecting):
+        """Where a thread of XLA may still be at work: whatever would happen at exit does not.
+
+        Nor is Ctrl-C lost while the garbage collector calls JAX back.
+        """
+        begin = "print('working', flush=True)"
+        if collecting:
+            begin = "gc.callbacks.append(_xla_gc_callback); gc.collect()"
         code = (
-            "import atexit, os, sys, time, types, steingrad_command as c\n"
-            "def command():\n"
+            "import atexit, gc, os, sys, time, types, steingrad_command as c\n"
+            "def _xla_gc_callback(*_):\n"
             "    print('working', flush=True)\n"
-            "    try:\n        time.sleep(60)\n"
+            "    time.sleep(0.5)\n"
+            "def command():\n"
+            "    try:\n"
+            f"        {begin}\n"
+            "        time.sleep(60)\n"
             "    except KeyboardInterrupt:\n        sys.exit(130)\n"
             "package, cli = types.ModuleType('steingrad'), types.ModuleType('steingrad.cli')\n"
             "cli.main = command\n"

@@ -15,12 +15,13 @@ MAY_CHANGE = ("steps", "bound_samples")
 
 def open_run(task: Task, out: Path, resume: bool) -> tuple[Run, int, State]:
     """The run folder, the step it has come to and its state."""
-    config, initial = task.config, task.initial_state()
+    config = task.config
     if not (resume and Run.there(out)):
-        return Run.create(out, config, task.dataset.files, task.dataset.published), 0, initial
+        run = Run.create(out, config, task.dataset.files, task.dataset.published)
+        return run, 0, task.initial_state()
     run = Run(out)
     _check_same(run, task)
-    lines = list(run.metrics())
+    initial, lines = task.initial_state(), list(run.metrics())
     found = _newest_whole(run, initial, lines)
     if found is None and run.checkpoints():
         raise RunError(
