@@ -57,10 +57,17 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """
     while frame is not None:
         if frame.f_code.co_name in IGNORED:
-            threading.Timer(0.02, _thread.interrupt_main).start()
+            threading.Timer(0.02, _again, [number]).start()
             return
         frame = frame.f_back
     raise KeyboardInterrupt
+
+
+def _again(number: int) -> None:
+    if hasattr(signal, "pthread_kill"):  # to the main thread, which it wakes if it sleeps
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:  # Windows
+        _thread.interrupt_main(number)
 
 
 def _leave() -> NoReturn:
