@@ -27,9 +27,9 @@ POWER = 0.7
 # f itself drifts faster, in training, than what flips do to it: its mean is over the last 20 steps,
 # or as many as have 500 samples.
 VALUE_STEPS, VALUE_SAMPLES = 20, 500
-# The past's scale is trusted within this factor of the present one. Beyond it the objective has
+# The past's scale is trusted within this factor of what is seen now. Beyond it the objective has
 # jumped: sums in units of the scale stay right with the new one.
-JUMP = 10.0
+JUMP = 30.0
 TINY = 1e-30
 
 
@@ -179,8 +179,7 @@ class Bronco(Estimator):
         scale = past = cv.change / (cv.flips + TINY)
         if self.use_gradient:
             slope = jnp.mean(jnp.abs(linear))
-            near = (past * JUMP > slope) & (past < slope * JUMP)
-            scale = jnp.where(near | (slope == 0), past, slope)
+            scale = jnp.where(slope > JUMP * past, slope, past)
         cv = after_jump(cv, scale)
 
         mean, deviation = cv.value / (cv.steps + TINY), cv.deviation / (cv.steps + TINY)
@@ -224,12 +223,14 @@ class Bronco(Estimator):
         slots: Int[Array, "flips samples ..."],
     ) -> Any:
         """The sums with this step's flips added."""
-        cv = after_jump(cv, guess.scale)
         known = functools.partial(at_slots, slots=slots)
         change = changes(at)
         coordinates = slots // guess.change.shape[-1]
         seen = jnp.mean(jnp.abs(change))
         scale = jnp.where(guess.scale > 0, guess.scale, jnp.where(seen > 0, seen, 1))
+        # A slope near zero alone may be chance; that flips do nothing either is a jump downwards.
+        now = jnp.maximum(jnp.mean(jnp.abs(guess.features[0])) * scale, seen)
+        cv = after_jump(cv, jnp.where(now * JUMP < guess.scale, now, guess.scale))
         # Over π: as if all neighbours had been seen.
         slots_count = math.prod(guess.change.shape[-2:])
         weight = known(guess.size) ** 2 / (known(guess.probability) * slots_count)
