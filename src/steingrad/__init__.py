@@ -8,6 +8,7 @@ from .distributions import Categorical as Categorical
 from .distributions import Distribution as Distribution
 from .distributions import FromLogProb as FromLogProb
 from .distributions import Ordinal as Ordinal
+from .distributions import Subset as Subset
 from .estimators import ARMS as ARMS
 from .estimators import CARMS as CARMS
 from .estimators import RLOO as RLOO

@@ -5,3 +5,4 @@ from .bernoulli import Bernoulli as Bernoulli
 from .categorical import Categorical as Categorical
 from .from_log_prob import FromLogProb as FromLogProb
 from .ordinal import Ordinal as Ordinal
+from .subset import Subset as Subset
