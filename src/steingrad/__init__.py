@@ -2,6 +2,7 @@
 
 import importlib.metadata
 
+from .advantages import advantages as advantages
 from .cv_optimizer import cv_optimizer as cv_optimizer
 from .distributions import Bernoulli as Bernoulli
 from .distributions import Categorical as Categorical
