@@ -518,7 +518,7 @@ def test_best_number_of_samples_refuses():
     for change in ({"candidates": ()}, {"seconds": 0.0}):
         with pytest.raises(ValueError, match="needs candidates, and seconds above 0"):
             best_num_samples(f, dist, sg.RLOO, key=KEY, **change)
-    with pytest.raises(ValueError, match="RLOO needs num_samples of 2 or more"):
+    with pytest.raises(ValueError, match="RLOO needs a whole num_samples of 2 or more"):
         best_num_samples(f, dist, sg.RLOO, key=KEY, candidates=(1,))
     with pytest.raises(ValueError, match="CARMS works on Categorical"):
         best_num_samples(f, dist, sg.CARMS, key=KEY, candidates=(2, 3))

@@ -241,12 +241,12 @@ def test_extreme_logits(name, kind, dtype):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: sg.StraightThrough(0), "StraightThrough needs num_samples of 1 or more"),
-        (lambda: sg.ReinMax(0), "ReinMax needs num_samples of 1 or more"),
+        (lambda: sg.StraightThrough(0), "StraightThrough needs a whole num_samples of 1 or more"),
+        (lambda: sg.ReinMax(0), "ReinMax needs a whole num_samples of 1 or more"),
         (lambda: sg.ReinMax(temperature=0.0), "ReinMax needs a temperature above 0"),
         (lambda: sg.GumbelSoftmax(temperature=-1.0), "GumbelSoftmax needs a temperature above 0"),
         (lambda: sg.GumbelSoftmax(jacobian_draws=2), "more than 1 needs straight_through=True"),
-        (lambda: sg.GumbelSoftmax(0), "GumbelSoftmax needs num_samples of 1 or more"),
+        (lambda: sg.GumbelSoftmax(0), "GumbelSoftmax needs a whole num_samples of 1 or more"),
         (
             lambda: sg.GumbelSoftmax(straight_through=True).estimate(
                 None, BITS, jnp.zeros((1, 3)), jnp.zeros(1), jnp.zeros((1, 3))

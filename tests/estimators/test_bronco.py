@@ -126,7 +126,7 @@ def test_flips_are_neighbours_and_a_slot_each(name):
 def test_draws_have_their_probabilities(n):
     probability = np.random.default_rng(n).exponential(size=n) ** 2 + 1e-3
     probability = jnp.asarray(probability / probability.sum())
-    grid = (jnp.arange(400) + 0.5) / 400
+    grid = jnp.asarray((np.arange(400) + 0.5) / 400)
     first, second = (axis.reshape(-1) for axis in jnp.meshgrid(grid, grid))
     slots = pick(probability, first, second)
     frequency = np.bincount(slots, minlength=n) / slots.size

@@ -181,8 +181,8 @@ def test_extreme_logits(estimator, dtype):
     ("make", "sentence"),
     [
         (lambda: sg.DisARMIW(3), "DisARMIW needs an even num_samples"),
-        (lambda: sg.DisARMSB(0), "DisARMSB needs num_samples of 2 or more"),
-        (lambda: sg.CARMS(1), "CARMS needs num_samples of 2 or more"),
+        (lambda: sg.DisARMSB(0), "DisARMSB needs a whole num_samples of 2 or more"),
+        (lambda: sg.CARMS(1), "CARMS needs a whole num_samples of 2 or more"),
         (
             lambda: sg.CARMS(2).sample(jax.random.key(0), sg.Bernoulli(jnp.zeros(2))),
             "CARMS works on Categorical and Ordinal",

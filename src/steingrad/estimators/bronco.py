@@ -27,8 +27,8 @@ POWER = 0.7
 # f itself drifts faster, in training, than what flips do to it: its mean is over the last 20 steps,
 # or as many as have 500 samples.
 VALUE_STEPS, VALUE_SAMPLES = 20, 500
-# The past's scale is trusted within this factor of the present one, so that a jump of the objective
-# does not upset the guess.
+# The past's scale is trusted within this factor of the present one. Beyond it the objective has
+# jumped: sums in units of the scale stay right with the new one.
 JUMP = 10.0
 TINY = 1e-30
 
@@ -179,8 +179,9 @@ class Bronco(Estimator):
         scale = past = cv.change / (cv.flips + TINY)
         if self.use_gradient:
             slope = jnp.mean(jnp.abs(linear))
-            near = jnp.where(past > 0, jnp.clip(past, slope / JUMP, slope * JUMP), slope)
-            scale = jnp.where(slope > 0, near, past)
+            near = (past * JUMP > slope) & (past < slope * JUMP)
+            scale = jnp.where(near | (slope == 0), past, slope)
+        cv = after_jump(cv, scale)
 
         mean, deviation = cv.value / (cv.steps + TINY), cv.deviation / (cv.steps + TINY)
         value = (at.fx - mean) / jnp.where(deviation > 0, deviation, 1)
@@ -223,6 +224,7 @@ class Bronco(Estimator):
         slots: Int[Array, "flips samples ..."],
     ) -> Any:
         """The sums with this step's flips added."""
+        cv = after_jump(cv, guess.scale)
         known = functools.partial(at_slots, slots=slots)
         change = changes(at)
         coordinates = slots // guess.change.shape[-1]
@@ -273,6 +275,17 @@ class Bronco(Estimator):
         of_value = lambda cv: (cv.value, cv.deviation, cv.steps)
         decay = eqx.tree_at(of_value, slow, (fast,) * 3)
         return jax.tree.map(lambda old, new, by: by * old + new.astype(old.dtype), cv, new, decay)
+
+
+def after_jump(cv: Any, scale: Float[Array, ""]) -> Any:
+    """If the objective has jumped, `scale` is not the past's: then that is forgotten, and what is
+    not in its units, the mean of f. Sums that are stay right."""
+    change = scale.astype(cv.change.dtype) * cv.flips
+    jumped = jnp.abs(change - cv.change) > 0.1 * change
+    old = (cv.value, cv.deviation, cv.steps)
+    kept = (jnp.where(jumped, 0, leaf) for leaf in old)
+    where = lambda cv: (cv.change, cv.value, cv.deviation, cv.steps)
+    return eqx.tree_at(where, cv, (jnp.where(jumped, change, cv.change), *kept))
 
 
 def flipped(
