@@ -36,7 +36,7 @@ def advantages(
     >>> advantages(jnp.array([1.0, 0.0, 5.0, 2.0]), groups=jnp.array([7, 7, 3, 7]))
     Array([ 0. , -1.5,  5. ,  1.5], dtype=float32)
     >>> advantages(jnp.array([1.0, 0.0, 2.0]), kind="length_weighted", lengths=jnp.array([1, 3, 1]))
-    Array([ 0.5, -1.5,  1.75], dtype=float32)
+    Array([ 0.5 , -1.5 ,  1.75], dtype=float32)
     """
     if kind not in KINDS:
         raise ValueError(
