@@ -18,7 +18,7 @@ ORDER = [
     ("operators",),
     ("surrogates",),
     ("estimators",),
-    ("cv_optimizer", "exact", "expectation"),
+    ("advantages", "cv_optimizer", "exact", "expectation"),
     ("diagnostics",),
     ("data",),
     ("models",),

@@ -2,12 +2,15 @@
 
 import importlib.metadata
 
+from .advantages import advantages as advantages
 from .cv_optimizer import cv_optimizer as cv_optimizer
 from .distributions import Bernoulli as Bernoulli
 from .distributions import Categorical as Categorical
 from .distributions import Distribution as Distribution
 from .distributions import FromLogProb as FromLogProb
+from .distributions import Joint as Joint
 from .distributions import Ordinal as Ordinal
+from .distributions import Subset as Subset
 from .estimators import ARMS as ARMS
 from .estimators import CARMS as CARMS
 from .estimators import RLOO as RLOO
@@ -33,6 +36,8 @@ from .exact import exact_gradient as exact_gradient
 from .expectation import expectation as expectation
 from .expectation import value_and_grad as value_and_grad
 from .objective import Evaluated as Evaluated
+from .objective import callback as callback
+from .objective import per_example as per_example
 from .operators import MPF as MPF
 from .operators import Barker as Barker
 from .operators import BirthDeath as BirthDeath

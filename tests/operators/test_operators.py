@@ -13,7 +13,7 @@ from steingrad.operators.base import systematic_sample
 pytestmark = pytest.mark.usefixtures("x64")
 
 NAMES = [
-    *("bernoulli", "categorical2", "categorical5", "ordinal3", "ising", "potts5"),
+    *("bernoulli", "categorical2", "categorical5", "ordinal3", "ising", "potts5", "subset"),
     *slow("categorical3", "ordinal2", "ordinal5", "potts3"),
 ]
 OPERATORS = {

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ..arrays import is_concrete, mean, mean_of_squares
 from ..derivatives import drawn_with, on_each_device
 from ..distributions.base import Distribution
-from ..objective import Evaluated, as_jax_arrays, bind, evaluate
+from ..objective import NO_GRADIENT, Evaluated, as_jax_arrays, bind, evaluate, has_gradient
 
 
 class Gradients(NamedTuple):
@@ -130,7 +130,8 @@ class Estimator(eqx.Module):
         checked."""
         check_distribution(self, dist)
         check_cv(self, cv, dist)
-        at = Evaluated(x, fx, dfx, fy, f, key, context)
+        objective = None if f is None else bind(f, dist, key, relaxed=self.relaxes)
+        at = Evaluated(x, fx, dfx, fy, objective, key, context)
         check_evaluated(self, dist, at)
         check_inside(dist, x)
         return at
@@ -169,11 +170,13 @@ class Estimator(eqx.Module):
         args: tuple = (),
         context: Array | None = None,
         relaxation: Callable[..., Float[Array, "..."]] | None = None,
-    ) -> tuple[Float[Array, "samples ..."], Gradients]:
-        """f at the samples, and the gradients of `value_and_grad` before the mean over the batch:
-        one of the distribution's for each of its elements, and `cv`'s for these. (That of `args`
-        is of the mean here too.)"""
+        has_aux: bool = False,
+    ) -> tuple[Any, Gradients]:
+        """f at the samples (and its aux), and the gradients of `value_and_grad` before the mean
+        over the batch: one of the distribution's for each of its elements, and `cv`'s for these.
+        (That of `args` is of the mean here too.)"""
         check_distribution(self, dist)
+        check_gradient(self, f)
         check_cv(self, cv, dist)
         parameters, args, context, key = on_each_device(
             (dist.parameters, as_jax_arrays(args), context, key), like=cv
@@ -182,14 +185,20 @@ class Estimator(eqx.Module):
         dist = dist.with_parameters(jax.lax.stop_gradient(parameters))
         sample_key, f_key, own_key = jax.random.split(key, 3)
         x = self.sample(sample_key, dist)
-        objective = bind(f, dist, f_key, relaxed=self.relaxes and relaxation is None)
+        f_relaxed = self.relaxes and relaxation is None
+        objective = bind(f, dist, f_key, relaxed=f_relaxed, has_aux=has_aux)
+        how = {"has_aux": has_aux, "has_gradient": has_gradient(f)}
         if 0 in dist.batch_shape:
-            fx, _, args_grad = evaluate(objective, x, args, False)
+            fx, _, args_grad, aux = evaluate(objective, x, args, False, **how)
+            fx = (fx, aux) if has_aux else fx
             grad, cv_grad = jax.tree.map(jnp.zeros_like, (dist.parameters, cv))
             return drawn_with(parameters, (fx, Gradients(grad, cv_grad, args_grad)))
-        fx, dfx, args_grad = evaluate(objective, x, args, self.needs_gradient)
+        fx, dfx, args_grad, aux = evaluate(objective, x, args, self.needs_gradient, **how)
         if self.relaxes and relaxation is not None:
             objective = bind(relaxation, dist, f_key, relaxed=True)
+        elif has_aux:
+            with_aux = objective
+            objective = lambda x, *args: with_aux(x, *args)[0]
         at_args = lambda x: objective(x, *args)
         at = Evaluated(x, fx, dfx, f=at_args, key=own_key, context=context)
         cv, at = on_each_device((cv, at))
@@ -199,6 +208,7 @@ class Estimator(eqx.Module):
             fy = jax.vmap(at_args)(y).astype(fx.dtype)
             at = eqx.tree_at(lambda at: at.fy, at, fy, is_leaf=lambda leaf: leaf is None)
         grad, cv_grad = self.adapt(cv, dist, at)
+        fx = (fx, aux) if has_aux else fx
         return drawn_with(parameters, (fx, Gradients(grad, cv_grad, args_grad)))
 
     def value_and_grad(
@@ -211,7 +221,8 @@ class Estimator(eqx.Module):
         args: tuple = (),
         context: Array | None = None,
         relaxation: Callable[..., Float[Array, "..."]] | None = None,
-    ) -> tuple[Float[Array, ""], Gradients]:
+        has_aux: bool = False,
+    ) -> tuple[Any, Gradients]:
         """The mean of f over samples and batch, and its gradients.
 
         `f(x, *args)` maps states `[..., *event]` to values `[...]`; if it has an argument named
@@ -220,15 +231,19 @@ class Estimator(eqx.Module):
         whose control variates may look at more than the samples, such as the data point (`Relax`);
         the others leave it alone. `relaxation` is called like f, in its place between the states
         (`Rebar`, `Relax`): a continuous function near f, where f itself jumps there. An empty
-        batch has the value 0 and no gradients, or zeros: it adds nothing.
+        batch has the value 0 and no gradients, or zeros: it adds nothing. With `has_aux` f returns
+        a pair, its values and anything else, and so does this: `(value, aux), gradients`, where
+        aux is what f returned at the samples.
         """
         fx, grads = self.per_element(
-            f, dist, cv, key=key, args=args, context=context, relaxation=relaxation
+            f, dist, cv, key=key, args=args, context=context, relaxation=relaxation, has_aux=has_aux
         )
+        fx, aux = fx if has_aux else (fx, None)
         size = float(max(math.prod(dist.batch_shape), 1))
         divided = lambda g, p: (g / size).astype(p.dtype)
         parameters = jax.tree.map(divided, grads.parameters, dist.parameters)
-        return mean(fx), Gradients(parameters, scale_cv(self, 1 / size, grads.cv), grads.args)
+        grads = Gradients(parameters, scale_cv(self, 1 / size, grads.cv), grads.args)
+        return (mean(fx), aux) if has_aux else mean(fx), grads
 
 
 def scale_cv(estimator: Estimator, factor: Any, cv_grad: Any) -> Any:
@@ -253,6 +268,11 @@ def check_distribution(estimator: Estimator, dist: Distribution) -> None:
             f"{type(dist).__name__} is known up to a constant only. If its log-probabilities do "
             "sum to one, build it with normalized=True."
         )
+
+
+def check_gradient(estimator: Estimator, f: Callable) -> None:
+    if estimator.needs_gradient and not has_gradient(f):
+        raise ValueError(f"{type(estimator).__name__} here needs the gradient of f. {NO_GRADIENT}")
 
 
 def check_cv(estimator: Estimator, cv: Any, dist: Distribution) -> None:

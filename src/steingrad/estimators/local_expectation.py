@@ -44,7 +44,7 @@ class LocalExpectation(Estimator):
         return dist.is_product
 
     def num_evaluations(self, dist):
-        return self.num_samples * (1 + dist.num_coordinates * (dist.num_values - 1))
+        return self.num_samples * (1 + dist.num_neighbours)
 
     def gradient(self, cv, dist, at):
         if at.f is None:

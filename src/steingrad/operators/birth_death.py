@@ -1,5 +1,7 @@
 """The birth-death operator and its one-sided relative, the difference operator."""
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax.numpy as jnp
 
@@ -28,6 +30,7 @@ class BirthDeath(CoordinateOperator):
 
     damping: float = eqx.field(static=True, default=0.0)
     num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
+    averages: ClassVar = True
 
     def __check_init__(self):
         check_num_coordinates("BirthDeath", self.num_coordinates)
@@ -62,6 +65,7 @@ class Difference(CoordinateOperator):
 
     damping: float = eqx.field(static=True, default=0.0)
     num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
+    averages: ClassVar = True
 
     def __check_init__(self):
         check_num_coordinates("Difference", self.num_coordinates)
