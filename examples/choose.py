@@ -40,7 +40,8 @@ def categorical(coordinates: int = 6, values: int = 5) -> tuple:
     return f, sg.Categorical(logits)
 
 
-def bit_estimators() -> dict:
+def estimators() -> dict:
+    """Those that do not fit a problem are left out there."""
     return {
         "REINFORCE": sg.Reinforce(2),
         "RLOO": sg.RLOO(2),
@@ -49,9 +50,17 @@ def bit_estimators() -> dict:
         "RODEO": sg.Rodeo(2),
         "RODEO, own scan": sg.Rodeo(2, sg.Gibbs(scan="own")),
         "RODEO, linear": sg.Rodeo(2, surrogate=sg.LinearSurrogate()),
+        "Lariat": sg.Lariat(2),
+        "Lariat, memory": sg.Lariat(2, memory=True),
+        "Lariat, no ∇f": sg.Lariat(2, gradients=False),
+        "Bronco": sg.Bronco(1, flips=1),
+        "Bronco, no ∇f": sg.Bronco(1, flips=1, use_gradient=False),
+        "Bronco, 2 flips": sg.Bronco(1, flips=2),
         "RLOO, K=4": sg.RLOO(4),
         "ARMS, K=4": sg.ARMS(4),
         "RODEO, K=4": sg.Rodeo(4),
+        "Lariat, K=4": sg.Lariat(4),
+        "Bronco, 2 × 2": sg.Bronco(2, flips=1),
         "REBAR": sg.Rebar(1),
         "RELAX": sg.Relax(1),
         "RODEO, exact": sg.Rodeo(2, surrogate=sg.ExactSurrogate()),
@@ -59,22 +68,15 @@ def bit_estimators() -> dict:
     }
 
 
-def category_estimators() -> dict:
-    keep = ("REINFORCE", "RLOO", "RODEO", "RODEO, own scan", "RODEO, linear", "RLOO, K=4",
-            "RODEO, K=4", "REBAR", "RELAX", "RODEO, exact", "local expectation")  # fmt: skip
-    named = bit_estimators()
-    return {name: named[name] for name in keep}
-
-
 def main() -> None:
     problems: dict[str, tuple] = {
-        "smooth": (*smooth(), bit_estimators()),
-        "rough": (*rough(), bit_estimators()),
-        "categorical": (*categorical(), category_estimators()),
+        "smooth": smooth(),
+        "rough": rough(),
+        "categorical": categorical(),
     }
-    for name, (f, dist, estimators) in problems.items():
+    for name, (f, dist) in problems.items():
         result: Comparison = compare(
-            f, dist, estimators, key=jax.random.key(6), draws=20_000, adapt_steps=10_000
+            f, dist, estimators(), key=jax.random.key(6), draws=20_000, adapt_steps=10_000
         )
         print(f"{name}\n{result}\n", flush=True)
 

@@ -49,6 +49,7 @@ def distributions():
         out[f"potts{m}"] = sg.FromLogProb(
             potts_energy, normal(22, 2), num_coordinates=2, values=range(m)
         )
+    out["subset"] = sg.Subset(1.5 * normal(23, 5), 2)
     return out
 
 
@@ -66,6 +67,7 @@ def normalised_distributions():
         "autoregressive": sg.FromLogProb(
             autoregressive_log_prob, parameters, num_coordinates=2, normalized=True
         ),
+        "subset": sg.Subset(1.5 * normal(33, 4), 2),
     }
 
 

@@ -1,6 +1,8 @@
 """The commands, as a user types them."""
 
 import json
+import math
+import signal
 import subprocess
 import sys
 
@@ -9,7 +11,7 @@ import pytest
 import steingrad.cli
 from steingrad import data
 from steingrad.cli import main
-from steingrad.experiments import Config, Run, configure
+from steingrad.experiments import Bounds, Config, Run, configure
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -86,6 +88,64 @@ def test_without_the_extra(missing):
     )
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+class TestInterrupted:
+    """A process that gets Ctrl-C ends with 130 and no traceback."""
+
+    def end(self, code, when):
+        # Where the tests run in the background of a shell, Ctrl-C would be ignored.
+        usual = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        process = subprocess.Popen(
+            [sys.executable, "-c", usual + code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{when}\n"
+        process.send_signal(signal.SIGINT)
+        return process.wait(60), process.communicate()[1]
+
+    def test_during_imports(self, tmp_path, monkeypatch):
+        """Even by a module that swallows what it can."""
+        (tmp_path / "steingrad.py").write_text(
+            "import time\n"
+            "print('importing', flush=True)\n"
+            "try:\n    time.sleep(60)\nexcept BaseException:\n    raise ImportError('cut off')\n"
+        )
+        code = (
+            f"import sys, steingrad_command as c; sys.path.insert(0, {str(tmp_path)!r}); c.main()"
+        )
+        assert self.end(code, "importing") == (130, "stopped.\n")
+
+    @pytest.mark.parametrize("collecting", [False, True])
+    def test_the_interpreter_is_not_taken_apart(self, collecting):
+        """Where a thread of XLA may still be at work: whatever would happen at exit does not.
+
+        Nor is Ctrl-C lost while the garbage collector calls JAX back.
+        """
+        begin = "print('working', flush=True)"
+        if collecting:
+            begin = "gc.callbacks.append(_xla_gc_callback); gc.collect()"
+        code = (
+            "import atexit, gc, os, sys, time, types, steingrad_command as c\n"
+            "def _xla_gc_callback(*_):\n"
+            "    print('working', flush=True)\n"
+            "    time.sleep(0.5)\n"
+            "def command():\n"
+            "    try:\n"
+            f"        {begin}\n"
+            "        time.sleep(60)\n"
+            "    except KeyboardInterrupt:\n        sys.exit(130)\n"
+            "package, cli = types.ModuleType('steingrad'), types.ModuleType('steingrad.cli')\n"
+            "cli.main = command\n"
+            "sys.modules.update({'steingrad': package, 'steingrad.cli': cli})\n"
+            "atexit.register(os.abort)\n"
+            "c.main()\n"
+        )
+        assert self.end(code, "working") == (130, "")
+
+
 class TestCommandLine:
     def run(self, *arguments):
         with pytest.raises(SystemExit) as stop:
@@ -143,7 +203,15 @@ class TestCommandLine:
             (["train", "--layers", 2, "--layer_sizes", 5, 5], "not both"),
             (["train", "--estimator", "rloo", "--operator", "mpf"], "goes with estimator rodeo"),
             (["train", "--estimator", "rloo", "--adapt-every", 2], "an estimator that learns"),
+            (["train", "--estimator", "rloo", "--surrogate", "linear"], "with estimator rodeo"),
+            (["train", "--estimator", "rloo", "--no-local"], "local goes with estimator rodeo"),
+            (["train", "--estimator", "rloo", "--coordinates", 3], "goes with estimator rodeo"),
             (["train", "--surrogate", "linear", "--surrogate-hidden", 7], "goes with surrogate"),
+            (["sample", "nowhere", "--seed", -1], "--seed must be between 0 and 2^31 - 1"),
+            (["sample", "nowhere", "--seed", 2**70], "--seed must be between 0 and 2^31 - 1"),
+            (["train", "--seed", 2**70], "between 0 and 2^31 - 1"),
+            (["train", "--data-dir", "mien"], "mien, is not there: check --data-dir"),
+            (["data", "list", "--data-dir", "mien"], "mien, is not there: check --data-dir"),
             (["train", "--checkpoint-every", -5], "checkpoint_every must be 0"),
             (["train", "--report-every", -5], "report_every must be 0"),
             (["evaluate", __file__], "is not a run: it has no config.json. Name the folder"),
@@ -153,6 +221,33 @@ class TestCommandLine:
         monkeypatch.chdir(tmp_path)
         assert self.run(*arguments) == 1
         assert says in capsys.readouterr().err
+
+    def test_evaluate_prints_json_whatever_the_numbers(self, trained, monkeypatch, capsys):
+        monkeypatch.setattr(steingrad.cli, "evaluate", lambda *_: Bounds(math.nan, -math.inf))
+        main(["evaluate", str(trained.path)])
+        found = json.loads(capsys.readouterr().out, parse_constant=lambda word: pytest.fail(word))
+        assert (found["elbo"], found["bound"]) == (None, None)
+
+    @pytest.mark.parametrize(
+        ("left", "says"),
+        [
+            ([], "stopped. Nothing was written yet."),
+            (["config.json"], "stopped. There is no checkpoint yet: --resume begins again."),
+            (
+                ["config.json", "checkpoint-0000000020.eqx"],
+                "stopped. Checkpoints are kept: go on with --resume.",
+            ),
+        ],
+    )
+    def test_what_ctrl_c_leaves(self, left, says, tmp_path, monkeypatch, capsys):
+        def interrupted(config, out, **_):
+            for name in left:
+                (out / name).write_text("")
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(steingrad.cli, "train", interrupted)
+        assert self.run("train", "--out", tmp_path) == 130
+        assert capsys.readouterr().err.strip() == says
 
     def test_unknown_dataset(self, capsys):
         assert self.run("train", "--dataset", "cifar") == 2

@@ -14,8 +14,8 @@ import pytest
 
 import steingrad as sg
 from problems import moments, normal, normalised_distributions, objective, random_cv
-from steingrad import diagnostics
-from steingrad.diagnostics import compare
+from steingrad.diagnostics import best_num_samples, compare, measure
+from steingrad.diagnostics.compare import _named
 from steingrad.estimators import Estimator, Gradients
 
 KEY = jax.random.key(0)
@@ -25,8 +25,8 @@ KEY = jax.random.key(0)
 def _quick():
     """Hardly any timing, and less time in the compiler, which is where these tests spend it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(diagnostics, "TIMED_CALLS", 2)
-        patch.setattr(diagnostics, "TIMED_SECONDS", 0.0)
+        patch.setattr(measure, "TIMED_CALLS", 2)
+        patch.setattr(measure, "TIMED_SECONDS", 0.0)
         jax.config.update("jax_disable_most_optimizations", True)
         yield
         jax.config.update("jax_disable_most_optimizations", False)
@@ -134,7 +134,7 @@ def test_chunks_make_no_difference():
     estimate = eqx.Partial(sg.RLOO(2).value_and_grad, f, dist)
     g = [estimate(key=jax.random.fold_in(KEY, i))[1].parameters.ravel() for i in range(23)]
     for chunk in (1, 7, 22, 23):
-        result = diagnostics._moments(estimate, KEY, 23, chunk)
+        result = measure.moments(estimate, KEY, 23, chunk)
         np.testing.assert_allclose(result.mean, np.mean(g, axis=0), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(result.variance, np.var(g, axis=0, ddof=1), rtol=1e-4)
 
@@ -142,7 +142,7 @@ def test_chunks_make_no_difference():
 def test_float32_keeps_a_small_variance_beside_a_large_mean():
     estimator = Known(jnp.array([1e4, -1e4, 0.0]), noise=0.1)
     estimate = eqx.Partial(estimator.value_and_grad, None, None)
-    result = diagnostics._moments(estimate, KEY, 50_000, 1000)
+    result = measure.moments(estimate, KEY, 50_000, 1000)
     np.testing.assert_allclose(result.variance, 0.01, rtol=0.05)
 
 
@@ -152,11 +152,11 @@ def test_a_hundred_thousand_draws_of_200_bits_fit_in_memory(estimator):
     f = lambda x: jnp.sin(x @ weights) + jnp.sum((x - 0.45) ** 2, axis=-1)
     dist = sg.Bernoulli(normal(4, 200))
     estimate = eqx.Partial(estimator.value_and_grad, f, dist, estimator.init(KEY))
-    chunk = diagnostics.CHUNK_BYTES // diagnostics._cost(estimate, KEY)[1]
+    chunk = measure.CHUNK_BYTES // measure.cost(estimate, KEY)[1]
     assert 10 < chunk < 50_000
-    compiled = diagnostics._moments.lower(estimate, KEY, 100_000, chunk).compile()
+    compiled = measure.moments.lower(estimate, KEY, 100_000, chunk).compile()
     memory = compiled.compiled.memory_analysis()
-    assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 2 * diagnostics.CHUNK_BYTES
+    assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 2 * measure.CHUNK_BYTES
 
 
 def test_a_space_too_large_to_enumerate():
@@ -181,6 +181,129 @@ def test_bias_is_found(random):
     assert result["biased"].p_value < 1e-6
     assert result.best is result["sound"]
     assert "BIASED" in str(result)
+
+
+def test_what_is_biased_by_design_is_labelled():
+    dist = sg.Bernoulli(normal(5, 3))
+    f = lambda x: 5 * jnp.sum((x - 0.3) ** 2, axis=-1)
+    estimators = {"reinmax": sg.ReinMax(), "straight": sg.StraightThrough(), "rloo": sg.RLOO(2)}
+    result = compare(f, dist, estimators, key=KEY, draws=4000)
+    # ReinMax is exact for a quadratic, but makes no promise of it.
+    assert [row.verdict for row in result.rows] == ["biased (declared)"] * 2 + [""]
+    assert [row.biased for row in result.rows] == [False, True, False]
+    assert [row.declared for row in result.rows] == [True, True, False]
+    assert result.best is result["rloo"]
+    assert result.least_error is min(result.rows, key=lambda row: row.mean_squared_error)
+    lines = str(result).splitlines()
+    assert [line.split("  ")[-1].split(",")[0] for line in lines[2:5]] == [
+        "biased (declared)",
+        "biased (declared)",
+        "best",
+    ]
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_mean_squared_error(random):
+    """Bias² and its error against summation; the error covers what chance does to it."""
+    dist = sg.Bernoulli(normal(6, 3))
+    exact = objective(dist)
+    noisy = lambda x, key: exact(x) + 0 * jax.random.normal(key, x.shape[:-1])
+    estimator = sg.StraightThrough()
+    mean, variance = moments(estimator, None, dist, exact)
+    gradient = sg.exact_gradient(exact, dist)
+    bias_squared = float(jnp.sum((mean - gradient) ** 2))
+    f = noisy if random else exact
+    row = compare(f, dist, [estimator], key=KEY, draws=20_000).rows[0]
+    assert 0 < row.bias_squared_error < 0.3 * bias_squared
+    assert abs(row.bias_squared - bias_squared) < 4 * row.bias_squared_error
+    np.testing.assert_allclose(row.variance, flat(variance).sum(), rtol=0.05)
+    assert row.mean_squared_error == row.bias_squared + row.variance
+    cosine = jnp.sum(mean * gradient) / jnp.linalg.norm(mean) / jnp.linalg.norm(gradient)
+    np.testing.assert_allclose(row.cosine_of_mean, cosine, atol=0.02)
+
+
+def test_error_of_the_squared_bias():
+    """The spread of many estimates of it is what each says of itself, with and without bias."""
+    dist = sg.Bernoulli(jnp.zeros(3))
+    f = lambda x: x[..., 0]
+    gradient = sg.exact_gradient(f, dist)
+    for bias in (0.0, 0.5):
+        estimator = Known(gradient + bias, noise=1.0)
+        rows = [
+            compare(lambda x: x[..., 0], dist, [estimator], key=jax.random.key(i), draws=200).rows[
+                0
+            ]
+            for i in range(40)
+        ]
+        found = np.asarray([row.bias_squared for row in rows])
+        said = np.mean([row.bias_squared_error for row in rows])
+        if bias:
+            np.testing.assert_allclose(np.mean(found), 3 * bias**2, atol=4 * said / 40**0.5)
+            np.testing.assert_allclose(np.std(found), said, rtol=0.4)
+        else:
+            # Of the variance 2 tr C², with C = 1/200 for each of three; half of it is cut at 0.
+            np.testing.assert_allclose(said, (2 * 3) ** 0.5 / 200, rtol=0.3)
+            assert np.mean(found == 0) > 0.2
+
+
+def test_cosine_of_one_estimate():
+    dist = sg.Bernoulli(normal(9, 3))
+    gradient = sg.exact_gradient(objective(dist), dist)
+    estimators = {"same": Known(gradient), "against": Known(-gradient), "none": Known(0 * gradient)}
+    result = compare(objective(dist), dist, estimators, key=KEY, draws=1000)
+    np.testing.assert_allclose([row.cosine for row in result.rows], [1, -1, 0], atol=1e-6)
+    np.testing.assert_allclose([row.cosine_of_mean for row in result.rows], [1, -1, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize(("logit", "draws"), [(9.0, 500), (7.0, 500), (0.0, 8)])
+def test_more_draws(logit, draws):
+    """Nothing seen, hardly anything seen, and too few draws: no verdict, and no z of 0."""
+    dist = sg.Bernoulli(jnp.full(3, logit))
+    f = lambda x: jnp.sum(x, axis=-1) ** 2
+    result = compare(f, dist, [sg.RLOO(2)], key=KEY, draws=draws)
+    row = result.rows[0]
+    assert not row.biased
+    assert row.judged < 0.5
+    assert row.verdict == "more draws"
+    head, cells = result._cells()
+    shown = dict(zip(head, cells, strict=True))
+    assert shown["max |z|"] == shown["p"] == ""
+    assert shown[""].startswith("more draws")
+    assert "undecided" in str(result)
+    many = compare(f, sg.Bernoulli(jnp.zeros(3)), [sg.RLOO(2)], key=KEY, draws=2000)
+    assert many.rows[0].verdict == ""
+    assert many.rows[0].judged == 1
+
+
+def test_what_does_not_fit_is_left_out():
+    dist = sg.Categorical(normal(2, (2, 3)))
+    f = lambda x: jnp.sum(x[..., 0], axis=-1) ** 2
+    estimators = [sg.DisARM(2), sg.RLOO(2), sg.Relax(1, context_size=4), sg.CARMS(3)]
+    result = compare(f, dist, estimators, key=KEY, draws=500, adapt_steps=2)
+    assert [row.name for row in result.rows] == ["RLOO(2)", "CARMS(3)"]
+    assert list(result.skipped) == ["DisARM(2)", "Relax(1, context_size=4)"]
+    assert "Left out: DisARM(2). DisARM works on Bernoulli, but was given Categorical." in str(
+        result
+    )
+    assert result.to_dict()["skipped"] == result.skipped
+    with pytest.raises(ValueError, match="DisARM works on Bernoulli"):
+        compare(f, dist, [sg.DisARM(2), sg.ARMS(2)], key=KEY)
+
+
+def test_progress(monkeypatch, capsys):
+    run = lambda: compare(
+        lambda x: x[..., 0], sg.Bernoulli(jnp.zeros(2)), [sg.RLOO(2)], key=KEY, draws=200
+    )
+    run()
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    run()
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "RLOO(2)" in shown.err
+    monkeypatch.setitem(sys.modules, "rich.progress", None)  # not installed
+    run()
+    assert capsys.readouterr().err == ""
 
 
 def test_bits_that_hardly_ever_flip_are_not_called_biased():
@@ -258,7 +381,7 @@ def test_names():
         sg.Rodeo(3, sg.Gibbs(scan="own"), sg.MLPSurrogate(hidden=5), local=False),
         sg.Rodeo(2, sg.Zanella(kappa)),
     ]
-    assert list(diagnostics._named(estimators, sg.Bernoulli(jnp.zeros(2)))) == [
+    assert list(_named(estimators)) == [
         "RLOO(2)",
         "RLOO(2) #2",
         "RLOO(2) #3",
@@ -291,15 +414,15 @@ def test_printing(small):
     assert lines[0].split()[0] == "estimator"
     assert [line.split()[0] for line in lines[2:5]] == ["<a>,", "biased", "exact"]
     assert lines[3].endswith("BIASED")
-    assert lines[4].endswith("best")
+    assert lines[4].endswith("best, least error")
     # Every column ends where its heading does.
-    ends = [i for i in range(len(lines[0])) if lines[0][i : i + 2] in ("s ", "e ", "‖ ")]
+    ends = [i for i in range(len(lines[0])) if lines[0][i : i + 2] in ("s ", "e ", "² ")]
     assert all(line[end + 1] == " " for line in lines[2:5] for end in ends)
-    assert max(map(len, lines)) <= 120
+    assert max(map(len, lines)) <= 130
     page = small._repr_html_()
     assert page.count("<tr>") == page.count("</tr>") == 4
-    assert page.count("<th>") == page.count("</th>") == 10
-    assert page.count("<td>") == page.count("</td>") == 30
+    assert page.count("<th>") == page.count("</th>") == 12
+    assert page.count("<td>") == page.count("</td>") == 36
     assert "&lt;a&gt;" in page
     assert "<a>" not in page
 
@@ -364,3 +487,38 @@ def test_errors(change, message):
 def test_a_class_is_not_an_estimator():
     with pytest.raises(TypeError):
         compare(lambda x: x[..., 0], sg.Bernoulli(jnp.zeros(2)), [sg.RLOO], key=KEY)
+
+
+def test_best_number_of_samples():
+    dist, f = sg.Bernoulli(normal(14, 3)), objective(sg.Bernoulli(normal(14, 3)))
+    found = best_num_samples(f, dist, sg.RLOO, key=KEY, candidates=(1, 2, 4), seconds=0.5)
+    assert sorted(row.num_samples for row in found) == [2, 4]  # RLOO has no baseline with 1
+    products = [row.variance_times_seconds for row in found]
+    assert products == sorted(products)
+    for row in found:
+        assert row.draws >= 600
+        assert row.evaluations == row.num_samples
+        assert row.variance_times_seconds == row.variance * row.seconds
+        exact = flat(moments(sg.RLOO(row.num_samples), None, dist, f)[1]).sum()
+        assert abs(row.variance - exact) < 0.25 * exact
+        assert 0 < row.error < 0.3 * row.variance_times_seconds
+
+
+def test_best_number_of_something_else():
+    make = lambda k: sg.GumbelSoftmax(1, straight_through=True, jacobian_draws=k)
+    dist = sg.Bernoulli(normal(14, 3))
+    found = best_num_samples(objective(dist), dist, make, key=KEY, candidates=(1, 10), seconds=0.1)
+    by_number = {row.num_samples: row for row in found}
+    assert by_number[10].variance < by_number[1].variance
+    assert by_number[10].evaluations == 1
+
+
+def test_best_number_of_samples_refuses():
+    dist, f = sg.Bernoulli(jnp.zeros(2)), lambda x: x[..., 0]
+    for change in ({"candidates": ()}, {"seconds": 0.0}):
+        with pytest.raises(ValueError, match="needs candidates, and seconds above 0"):
+            best_num_samples(f, dist, sg.RLOO, key=KEY, **change)
+    with pytest.raises(ValueError, match="RLOO needs a whole num_samples of 2 or more"):
+        best_num_samples(f, dist, sg.RLOO, key=KEY, candidates=(1,))
+    with pytest.raises(ValueError, match="CARMS works on Categorical"):
+        best_num_samples(f, dist, sg.CARMS, key=KEY, candidates=(2, 3))

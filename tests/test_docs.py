@@ -16,7 +16,7 @@ def python_blocks(name):
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/add-an-estimator.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/add-an-estimator.md", "docs/objectives.md"])
 def test_code_runs(name):
     blocks = python_blocks(name)
     assert len(blocks) >= 2
@@ -26,7 +26,7 @@ def test_code_runs(name):
     if name == "README.md":
         assert scope["grad"].shape == (10,)
         assert jnp.shape(scope["cv_grad"].alpha) == ()
-    else:
+    elif name == "docs/add-an-estimator.md":
         assert scope["result"]["LinearBaseline(2)"].evaluations == 2
 
 

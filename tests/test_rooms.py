@@ -12,13 +12,13 @@ import steingrad
 PACKAGE = Path(steingrad.__file__).parent
 # From left to right; rooms in one line do not know each other.
 ORDER = [
-    ("arrays",),
+    ("arrays", "derivatives"),
     ("distributions",),
     ("objective",),
     ("operators",),
     ("surrogates",),
     ("estimators",),
-    ("cv_optimizer", "exact", "expectation"),
+    ("advantages", "cv_optimizer", "exact", "expectation"),
     ("diagnostics", "torch"),
     ("data",),
     ("models",),

@@ -6,13 +6,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 
 def compute_dtype(*arrays: Any) -> Any:
     """The type to compute in: that of the arrays, and at least float32."""
     double = any(jnp.result_type(array) == jnp.float64 for array in arrays)
     return jnp.dtype(jnp.float64 if double else jnp.float32)
+
+
+def as_index(number: Any) -> Any:
+    """Whole numbers of any kind, NumPy's too, as an `int`; the rest as it is, to be refused."""
+    return operator.index(number) if hasattr(number, "__index__") else number
+
+
+def is_concrete(array: Any) -> bool:
+    """Whether the numbers in an array can be looked at: JAX is not tracing it."""
+    tracer = jax.core.Tracer  # pyright: ignore[reportAttributeAccessIssue]
+    return not isinstance(array, tracer) and getattr(array, "is_fully_addressable", True)
 
 
 def expand(array: Array, ndim: int) -> Array:
@@ -48,7 +59,7 @@ def event_axes(x: Array, fx: Array) -> tuple[int, ...]:
     return tuple(range(fx.ndim - x.ndim, 0))
 
 
-def others(values: Float[Array, "samples ..."]) -> Float[Array, "others samples ..."]:
+def others(values: Shaped[Array, "samples ..."]) -> Shaped[Array, "others samples ..."]:
     """For each k the values of the other samples, v_(k+1), v_(k+2), ... (mod K), along a new axis.
 
     >>> others(jnp.array([10.0, 11.0, 12.0]))
@@ -61,6 +72,11 @@ def others(values: Float[Array, "samples ..."]) -> Float[Array, "others samples 
     count = len(values)
     copies = jnp.tile(values, (count, *[1] * (values.ndim - 1)))[1:]
     return copies.reshape(count - 1, count + 1, *values.shape[1:])[:, :count]
+
+
+def mean(values: Float[Array, "..."]) -> Float[Array, ""]:
+    """The mean of all values; 0 if there are none, so that an empty batch adds nothing."""
+    return jnp.mean(values) if values.size else jnp.zeros((), values.dtype)
 
 
 def mean_of_others(values: Float[Array, "samples ..."]) -> Float[Array, "samples ..."]:

@@ -4,7 +4,7 @@
 """
 
 import dataclasses
-import json
+import io
 import sys
 import warnings
 from functools import partial
@@ -25,6 +25,7 @@ from .experiments import (
     Config,
     ConfigError,
     Diverged,
+    Run,
     RunError,
     Schedule,
     configure,
@@ -39,9 +40,11 @@ from .experiments.sweeps.costs import Costs
 from .experiments.sweeps.engines import Engine, Processes, RayCluster
 from .experiments.sweeps.plan import Selection, plan, seconds_left, summary_line, table
 from .experiments.sweeps.sweep import sweep
-from .experiments.training.config import FIELDS, default_of
+from .experiments.training.config import FIELDS, SEEDS, default_of
 from .experiments.training.evaluation import evaluation_key
 from .experiments.training.pictures import image_grid, save_image
+from .experiments.training.runs import checkpoints
+from .experiments.training.stored import json_line
 from .models import reconstruct, sample_images
 
 DataDir = Annotated[
@@ -107,11 +110,22 @@ class Train:
         given = {k: v for k, v in vars(self.settings).items() if v != getattr(unset, k)}
         return configure(preset=self.preset, layers=self.layers, **given)
 
+    @property
+    def folder(self) -> Path:
+        return self.out or Path("runs") / run_name(self.config)
+
+    def interrupted(self) -> str:
+        if not Run.there(self.folder):
+            return "Nothing was written yet."
+        if not checkpoints(self.folder):
+            return "There is no checkpoint yet: --resume begins again."
+        return "Checkpoints are kept: go on with --resume."
+
     def run(self) -> None:
         config = self.config
         finished = train(
             config,
-            self.out or Path("runs") / run_name(config),
+            self.folder,
             schedule=self.schedule,
             resume=self.resume,
             data_dir=self.data_dir,
@@ -141,7 +155,7 @@ class Evaluate:
             watch = partial(track, description=f"seed {seed}", console=Console(stderr=True))
             bounds = evaluate(task.model(state, number), images, self.samples, key, watch)
             print(
-                json.dumps(
+                json_line(
                     {
                         "step": step,
                         "seed": seed,
@@ -176,6 +190,8 @@ class Sample:
             raise ConfigError(
                 f"--columns and --rows must be 1 or more, not {self.columns}, {self.rows}."
             )
+        if not 0 <= self.seed < SEEDS:
+            raise ConfigError(f"--seed must be between 0 and 2^31 - 1, not {self.seed}.")
         _, task, _, state = load_trained(self.run_folder, self.data_dir)
         model = task.model(state, 0)
         prior_key, observe_key, x_key = jax.random.split(jax.random.key(self.seed), 3)
@@ -261,6 +277,11 @@ class Reproduce:
             sys.exit(1)
         print(f"Tables and figures: steingrad report {self.out}")
 
+    def interrupted(self) -> str:
+        if any(checkpoints(path) for path in self.out.glob("*/")):
+            return "Checkpoints are kept: the same command goes on."
+        return "There is no checkpoint yet: the same command begins again."
+
     def build_engine(self) -> Engine:
         if self.engine == "ray":
             return RayCluster(self.address, self.workers)
@@ -303,6 +324,9 @@ def main(arguments: list[str] | None = None) -> None:
     warnings.showwarning = lambda message, *_, **__: console.print(
         f"[yellow]warning:[/] {escape(str(message))}"
     )
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # paths as they are, text or not
+    command = None
     try:
         if arguments == ["--version"]:
             print(f"steingrad {__version__}")
@@ -317,13 +341,16 @@ def main(arguments: list[str] | None = None) -> None:
             Annotated[Data, named("data")],
         ]
         flat = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
-        tyro.cli(commands, args=arguments, prog="steingrad", description=__doc__, config=flat).run()
+        command = tyro.cli(
+            commands, args=arguments, prog="steingrad", description=__doc__, config=flat
+        )
+        command.run()
     except (ConfigError, RunError, Diverged, data.DataError, OSError) as error:
         console.print(f"[red]error:[/] {escape(str(error))}")
         sys.exit(1)
     except KeyboardInterrupt:
-        again = "the same command goes on" if arguments[0] == "reproduce" else "go on with --resume"
-        console.print(f"stopped. Checkpoints are kept: {again}.")
+        said = command.interrupted() if isinstance(command, (Train, Reproduce)) else ""
+        console.print(f"stopped. {said}".strip())
         sys.exit(130)
 
 

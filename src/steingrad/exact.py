@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .arrays import mean
 from .distributions import Distribution
 from .objective import bind
 
@@ -27,7 +28,7 @@ def exact_expectation(
     x = jnp.broadcast_to(states, (len(states), *dist.batch_shape, *dist.event_shape))
     fx = jnp.moveaxis(bind(f, dist, None)(x, *args), 0, -1)
     probs = dist.probabilities()
-    return jnp.mean(jnp.sum(probs * fx.astype(probs.dtype), axis=-1))
+    return mean(jnp.sum(probs * fx.astype(probs.dtype), axis=-1))
 
 
 def exact_gradient(

@@ -1,6 +1,7 @@
 """The front door: an expectation that `jax.grad` differentiates with an estimator."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -8,10 +9,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from .arrays import mean
+from .derivatives import check_shared, on_each_device, over_devices, reverse_only
 from .distributions import Distribution
 from .estimators import Estimator, Gradients
-from .estimators.base import scale_cv
-from .objective import as_jax_arrays, bind
+from .estimators.base import check_gradient, scale_cv
+from .objective import Bound, as_jax_arrays, bind, per_example
 
 
 def expectation(
@@ -24,7 +27,10 @@ def expectation(
     args: tuple = (),
     context: Array | None = None,
     relaxation: Callable[..., Float[Array, "..."]] | None = None,
-) -> Float[Array, ""]:
+    has_aux: bool = False,
+    batched: bool = True,
+    in_axes: Sequence[int | None] | None = None,
+) -> Any:
     r"""$E_{q_\eta}[f(x)]$, averaged over the batch: estimated, and differentiable.
 
     `f(x, *args)` maps states `[..., *event]` to values `[...]`, each state on its own. If it has
@@ -32,6 +38,10 @@ def expectation(
     differentiated too: if they depend on $\eta$, that direct dependence is added. `context`, of
     shape `[*batch, c]`, is shown to control variates that look at more than the samples (`Relax`).
     `relaxation` takes the place of `f` between the states (`Rebar`, `Relax`), where `f` jumps.
+
+    With `has_aux`, `f` returns a pair, its values and anything else, and the result is `(value,
+    aux)` with what `f` returned at the samples, which is not differentiated. With `batched=False`,
+    `f` takes one state and returns one number: see `per_example`, also for `in_axes`.
 
     Reverse-mode differentiation gives
 
@@ -51,25 +61,50 @@ def expectation(
     >>> grads = jax.grad(loss, (0, 1, 2))(jnp.zeros(4), 2.0, cv, jax.random.key(1))
     >>> [jnp.shape(leaf) for leaf in grads[:2]], grads[2].alpha.shape
     ([(4,), ()], ())
+
+    Derivatives of these gradients with respect to `args`, closed-over arrays and `cv` are right.
+    With respect to the distribution they would miss that the samples change with it, and raise; so
+    does forward mode. The gradient along a direction $v$ is an expectation too, $E[f(x) \,
+    v^\top \nabla_\eta \log q_\eta(x)]$, and its gradient an unbiased estimate of the Hessian
+    times $v$:
+
+    >>> def along(logits, v, key):
+    ...     log_q = lambda logits, x: sg.Bernoulli(logits).log_prob(x)
+    ...     f = lambda x: x[..., 0] * jax.jvp(lambda l: log_q(l, x), (logits,), (v,))[1]
+    ...     return sg.expectation(f, sg.Bernoulli(logits), sg.RLOO(2), key=key)
+    >>> jax.grad(along)(jnp.zeros(4), jnp.ones(4), jax.random.key(1)).shape
+    (4,)
+
+    An empty batch has the value 0. Inside `jax.shard_map` each device estimates the mean over its
+    part of the batch; gradients of what the devices share are summed over them, as those of any
+    function are, but `cv`'s are averaged.
     """
+    f = _on_batches(f, batched, in_axes)
+    check_gradient(estimator, f)
+    parameters, args, context, key = on_each_device(
+        (dist.parameters, as_jax_arrays(args), context, key), like=cv
+    )
+    dist = dist.with_parameters(parameters)
     struct = jax.eval_shape(lambda key: estimator.sample(key, dist), key)
-    args = as_jax_arrays(args)
-    keyed = lambda key, x, *args: bind(f, dist, key)(x, *args)
+    f_relaxed = estimator.relaxes and relaxation is None
+    how = {"relaxed": f_relaxed, "has_aux": has_aux}
+    keyed = lambda key, x, *args: bind(f, dist, key, **how)(x, *args)
     # Arrays that f closes over become leaves of `keyed`, and so are differentiated.
     keyed = eqx.filter_closure_convert(keyed, key, struct, *args)
     relaxed = None
     if estimator.relaxes and relaxation is not None:
-        relaxed = lambda key, x, *args: bind(relaxation, dist, key)(x, *args)
+        relaxation = _on_batches(relaxation, batched, in_axes)
+        relaxed = lambda key, x, *args: bind(relaxation, dist, key, relaxed=True)(x, *args)
         relaxed = eqx.filter_closure_convert(relaxed, key, struct, *args)
     stop = lambda tree: jax.tree.map(
         lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf, tree
     )
     return _expectation(
-        (dist.parameters, cv, (keyed, args)),
+        reverse_only((dist.parameters, cv, (keyed, args))),
         stop(dist),
         estimator,
         key,
-        stop((context, relaxed)),
+        (*stop((context, relaxed)), has_aux),
     )
 
 
@@ -78,14 +113,17 @@ def _expectation(differentiable, dist, estimator, key, others):
     parameters, _, (keyed, args) = differentiable
     sample_key, f_key, _ = jax.random.split(key, 3)
     x = estimator.sample(sample_key, dist.with_parameters(parameters))
-    return jnp.mean(keyed(f_key, x, *args))
+    out = keyed(f_key, x, *args)
+    *_, has_aux = others
+    return (mean(out[0]), out[1]) if has_aux else mean(out)
 
 
 @_expectation.def_fwd
 def _forward(perturbed, differentiable, dist, estimator, key, others):
-    context, relaxed = others
+    context, relaxed, has_aux = others
     parameters, cv, keyed_and_args = differentiable
     moving, still = eqx.partition(keyed_and_args, perturbed[2])
+    check_shared(moving, (parameters, keyed_and_args))
     moving = jax.tree.map(jnp.asarray, moving)  # outside jit a scalar arrives as a Python number
 
     def f(x, moving, key):
@@ -97,13 +135,14 @@ def _forward(perturbed, differentiable, dist, estimator, key, others):
         return relaxed(key, x, *args)
 
     return estimator.value_and_grad(
-        f,
+        Bound(f),
         dist.with_parameters(parameters),
         cv,
         key=key,
         args=(moving,),
         context=context,
-        relaxation=None if relaxed is None else relaxation,
+        relaxation=None if relaxed is None else Bound(relaxation),
+        has_aux=has_aux,
     )
 
 
@@ -112,9 +151,16 @@ def _backward(grads, cotangent, perturbed, differentiable, dist, estimator, key,
     def scaled(factor, tree):
         return jax.tree.map(lambda g: (factor * g.astype(factor.dtype)).astype(g.dtype), tree)
 
-    keyed_and_args = scaled(cotangent, grads.args[0])
-    cv = scale_cv(estimator, cotangent, grads.cv)
-    return scaled(cotangent, grads.parameters), cv, keyed_and_args
+    parameters, cv, keyed_and_args = differentiable
+    *_, has_aux = others
+    cotangent = cotangent[0] if has_aux else cotangent
+    sum_, mean_ = partial(over_devices, jax.lax.psum), partial(over_devices, jax.lax.pmean)
+    # Of f, the sum over devices that share an array, as always; control variates want the mean.
+    return (
+        sum_(scaled(cotangent, grads.parameters), parameters),
+        mean_(scale_cv(estimator, cotangent, grads.cv), cv),
+        sum_(scaled(cotangent, grads.args[0]), keyed_and_args),
+    )
 
 
 def value_and_grad(
@@ -127,9 +173,12 @@ def value_and_grad(
     args: tuple = (),
     context: Array | None = None,
     relaxation: Callable[..., Float[Array, "..."]] | None = None,
-) -> tuple[Float[Array, ""], Gradients]:
+    has_aux: bool = False,
+    batched: bool = True,
+    in_axes: Sequence[int | None] | None = None,
+) -> tuple[Any, Gradients]:
     r"""What `expectation` and its derivatives compute, explicitly: the mean of $f$ over samples
-    and batch, and `Gradients(parameters, cv, args)`.
+    and batch, and `Gradients(parameters, cv, args)`; with `has_aux`, `((mean, aux), gradients)`.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> f = lambda x, w: x @ w
@@ -139,5 +188,21 @@ def value_and_grad(
     ((3,), (3,))
     """
     return estimator.value_and_grad(
-        f, dist, cv, key=key, args=args, context=context, relaxation=relaxation
+        _on_batches(f, batched, in_axes),
+        dist,
+        cv,
+        key=key,
+        args=args,
+        context=context,
+        relaxation=relaxation if relaxation is None else _on_batches(relaxation, batched, in_axes),
+        has_aux=has_aux,
     )
+
+
+def _on_batches(f: Callable, batched: bool, in_axes: Sequence[int | None] | None) -> Callable:
+    if batched and in_axes is not None:
+        raise ValueError(
+            "in_axes says how an f on one example is mapped over the batch: it goes with "
+            "batched=False."
+        )
+    return f if batched else per_example(f, in_axes)

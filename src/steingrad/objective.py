@@ -1,13 +1,16 @@
 """The objective f: how it is called, and what its evaluation leaves for an estimator."""
 
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .arrays import compute_dtype
@@ -34,14 +37,32 @@ class Evaluated(eqx.Module):
 
 
 def bind(
-    f: Callable[..., Float[Array, "..."]], dist: Distribution, key: PRNGKeyArray | None
-) -> Callable[..., Float[Array, "..."]]:
-    """`f` with its key, if it takes one, and with a check of what it returns."""
-    if takes_key(f):
-        f = _with_key(f, key)
+    f: Callable[..., Any],
+    dist: Distribution,
+    key: PRNGKeyArray | None,
+    *,
+    relaxed: bool = False,
+    has_aux: bool = False,
+) -> Callable[..., Any]:
+    """`f` on states that are arrays, with its key, if it takes one, and with a check of what it
+    returns; `relaxed` if it is to be differentiated between the states."""
+    call = _on_states(f, dist, key)
 
     def objective(x, *args):
-        fx = jnp.asarray(f(x, *args))
+        out, aux = call(x, *args), None
+        if has_aux:
+            if not isinstance(out, tuple) or len(out) != 2:
+                raise TypeError(
+                    "With has_aux=True f returns a pair, its values and anything else, but it "
+                    f"returned a {type(out).__name__}."
+                )
+            out, aux = out
+        elif isinstance(out, (tuple, list, dict)):
+            raise TypeError(
+                f"f must return an array of values, but returned a {type(out).__name__}. If it "
+                "returns something beside them, (values, aux), say has_aux=True."
+            )
+        fx = jnp.asarray(out)
         expected = x.shape[: x.ndim - dist.event_ndim]
         if fx.shape != expected:
             raise ValueError(
@@ -49,19 +70,226 @@ def bind(
                 f"shape {expected}, but returned shape {fx.shape}. Sum over the last "
                 f"{dist.event_ndim} axes only."
             )
+        if jnp.issubdtype(fx.dtype, jnp.complexfloating):
+            raise TypeError(
+                f"f must return real numbers, but returned {fx.dtype}. Return jnp.real(...), "
+                "jnp.imag(...) or jnp.abs(...) of it, or estimate two expectations."
+            )
         if not jnp.issubdtype(fx.dtype, jnp.floating):
+            if relaxed:
+                raise TypeError(
+                    "Rebar and Relax differentiate f between the states, where it must be "
+                    f"continuous, but it returned {fx.dtype}: such an f jumps, and its gradient "
+                    "is 0. Pass a continuous stand-in as relaxation=..., or use RLOO or Rodeo."
+                )
             fx = fx.astype(compute_dtype(x))
-        return fx
+        return (fx, aux) if has_aux else fx
 
     return objective
+
+
+class Bound(functools.partial):
+    """An f that `bind` has been at: it takes a state as the array it is."""
+
+
+def _on_states(f: Callable, dist: Distribution, key: PRNGKeyArray | None) -> Callable:
+    if isinstance(f, (Callback, PerExample)):
+        return f.on(dist, key)
+    keyed = _with_key(f, key) if takes_key(f) else f
+    return keyed if isinstance(f, Bound) else lambda x, *args: keyed(dist.view(x), *args)
 
 
 def _with_key(f, key):
     return lambda x, *args: f(x, *args, key=key)
 
 
+class PerExample:
+    """See `per_example`."""
+
+    def __init__(self, f: Callable, in_axes: Sequence[int | None] | None):
+        if in_axes is not None and any(axis not in (0, None) for axis in in_axes):
+            raise ValueError(
+                "in_axes has one entry for each of args: 0 where it begins with the axes of the "
+                f"batch, None where all examples share it. It was given {in_axes}."
+            )
+        self.f = f
+        self.in_axes = in_axes
+
+    def __call__(self, x: Any, *args: Any, **keywords: Any) -> Any:
+        return self.f(x, *args, **keywords)
+
+    def on(self, dist: Distribution, key: PRNGKeyArray | None) -> Callable:
+        def on_all(x, *args):
+            in_axes = (None,) * len(args) if self.in_axes is None else tuple(self.in_axes)
+            if len(in_axes) != len(args):
+                raise ValueError(
+                    f"in_axes has {len(in_axes)} entries, but f is given {len(args)} args: it "
+                    "needs one for each."
+                )
+            lead = x.shape[: x.ndim - dist.event_ndim]
+            before = len(lead) - len(dist.batch_shape)
+            _check_batch(dist, args, in_axes)
+            if isinstance(self.f, Callback):
+                loop = _OneByOne(self.f.f, len(dist.batch_shape), in_axes)
+                return loop.on(dist, key)(x, *args)
+            keyed = takes_key(self.f)
+            keys = jax.random.split(key, lead) if keyed and key is not None else None
+
+            def one(x, key, *args):
+                call = _with_key(self.f, key) if keyed else self.f
+                return call(dist.view(x), *args)
+
+            for axis in reversed(range(len(lead))):
+                mapped = in_axes if axis >= before else (None,) * len(args)
+                one = jax.vmap(one, in_axes=(0, None if keys is None else 0, *mapped))
+            return one(x, keys, *args)
+
+        return on_all
+
+
+def per_example(f: Callable[..., Any], in_axes: Sequence[int | None] | None = None) -> PerExample:
+    """An `f(x, *args)` written for one state `[*event]`, which returns one number: mapped over
+    samples and batch, it can be used wherever an f is.
+
+    `in_axes` has an entry for each of `args`: `None` where all examples share it (the default for
+    all of them), 0 where its arrays begin with the axes of the batch and an example gets its own.
+    If f has an argument named `key`, each state gets a key of its own. `batched=False` of
+    `expectation` and `value_and_grad` does the same.
+
+    >>> import jax, jax.numpy as jnp, steingrad as sg
+    >>> f = lambda x, target, weight: weight * (x @ x - target) ** 2
+    >>> q, targets = sg.Bernoulli(jnp.zeros((4, 3))), jnp.arange(4.0)
+    >>> value, grads = sg.value_and_grad(sg.per_example(f, in_axes=(0, None)), q, sg.RLOO(2),
+    ...                                  key=jax.random.key(0), args=(targets, 2.0))
+    >>> grads.parameters.shape, grads.args[0].shape
+    ((4, 3), (4,))
+    """
+    return PerExample(f, in_axes)
+
+
+def _check_batch(dist, args, in_axes):
+    for arg, axis in zip(args, in_axes, strict=True):
+        for leaf in jax.tree.leaves(arg) if axis == 0 else ():
+            if jnp.shape(leaf)[: len(dist.batch_shape)] != dist.batch_shape:
+                raise ValueError(
+                    f"in_axes says that an argument of f begins with the axes of the batch, "
+                    f"{dist.batch_shape}, but it has shape {jnp.shape(leaf)}."
+                )
+
+
+class Callback:
+    """See `callback`."""
+
+    def __init__(self, f: Callable):
+        self.f = f
+
+    def __call__(self, x: Any, *args: Any) -> Any:
+        return self.f(x, *args)
+
+    def on(self, dist: Distribution, key: PRNGKeyArray | None) -> Callable:
+        @jax.custom_jvp
+        def call(x, args):
+            struct = jax.ShapeDtypeStruct(x.shape[: x.ndim - dist.event_ndim], compute_dtype(x))
+            shown = dist.view(x)
+            ndims = [leaf.ndim for leaf in jax.tree.leaves(shown)]
+
+            def host(shown, args):
+                shown, args = jax.tree.map(np.asarray, (shown, args))
+                # jax.vmap adds axes in front, of length 1 where an array was not mapped.
+                added = jax.tree.leaves(shown)[0].ndim - ndims[0]
+                leaves = jax.tree.leaves((shown, args))
+                lead = np.broadcast_shapes(*(leaf.shape[:added] for leaf in leaves))
+                cut = lambda leaf: leaf.reshape(leaf.shape[added:])
+                if all(leaf.shape[:added] == (1,) * added for leaf in jax.tree.leaves(args)):
+                    return self._values(shown, jax.tree.map(cut, args), (*lead, *struct.shape))
+                whole = lambda leaf: np.broadcast_to(leaf, (*lead, *leaf.shape[added:]))
+                shown, args = jax.tree.map(whole, (shown, args))
+                rows = [
+                    self._values(*jax.tree.map(lambda a, at=at: a[at], (shown, args)), struct.shape)
+                    for at in np.ndindex(lead)
+                ]
+                return np.stack(rows).reshape(*lead, *struct.shape)
+
+            host_typed = lambda *inputs: host(*inputs).astype(struct.dtype)
+            return jax.pure_callback(host_typed, struct, shown, args, vmap_method="expand_dims")
+
+        @partial(call.defjvp, symbolic_zeros=True)
+        def _(primals, tangents):
+            is_zero = lambda tangent: isinstance(tangent, SymbolicZero)
+            if not all(map(is_zero, jax.tree.leaves(tangents, is_leaf=is_zero))):
+                raise TypeError(NO_GRADIENT)
+            fx = call(*primals)
+            return fx, jnp.zeros_like(fx)
+
+        return lambda x, *args: call(x, as_jax_arrays(args))
+
+    def _values(self, shown, args, expected) -> np.ndarray:
+        values = np.asarray(self.f(shown, *args))
+        if values.shape != expected:
+            raise ValueError(
+                f"The NumPy f must return one number for each state, of shape {expected}, but "
+                f"returned shape {values.shape}."
+            )
+        return values
+
+
+class _OneByOne(Callback):
+    """A NumPy f of one state, called for each of them."""
+
+    def __init__(self, f: Callable, batch_ndim: int, in_axes: tuple[int | None, ...]):
+        super().__init__(f)
+        self.batch_ndim = batch_ndim
+        self.in_axes = in_axes
+
+    def _values(self, shown, args, expected):
+        values = np.empty(expected)
+        for at in np.ndindex(expected):
+            element = at[len(at) - self.batch_ndim :]
+            of_element = lambda arg, element=element: jax.tree.map(lambda a: a[element], arg)
+            own = [
+                arg if axis is None else of_element(arg)
+                for arg, axis in zip(args, self.in_axes, strict=True)
+            ]
+            state = jax.tree.map(lambda a, at=at: a[at], shown)
+            values[at] = self.f(state, *own)
+        return values
+
+
+def callback(f: Callable[..., np.ndarray]) -> Callback:
+    """An `f(x, *args)` that runs in NumPy, outside JAX: a simulator, a table, another library.
+
+    It is given NumPy arrays, states `[..., *event]`, and returns values `[...]` (with `batched=
+    False` or `per_example`, one state and one number). It must give the same values for the same
+    inputs, for it may be called more or less often than it seems (`jax.pure_callback`). It has no
+    gradient: estimators that need one, and derivatives by `args`, are refused.
+
+    >>> import jax, jax.numpy as jnp, numpy as np, steingrad as sg
+    >>> f = sg.callback(lambda x: np.max(np.cumsum(x, axis=-1), axis=-1))
+    >>> logits = jnp.zeros(3)
+    >>> jax.grad(lambda logits: sg.expectation(
+    ...     f, sg.Bernoulli(logits), sg.LocalExpectation(), key=jax.random.key(0)))(logits)
+    Array([0.25, 0.25, 0.25], dtype=float32)
+    """
+    return Callback(f)
+
+
+NO_GRADIENT = (
+    "An f made by `callback` runs in NumPy: it has no gradient, neither by its states nor by its "
+    "args. Estimators that do without are RLOO, Reinforce, LocalExpectation, "
+    "Rodeo(surrogate=ExactSurrogate()) and Lariat(gradients=False); args that are to be "
+    "differentiated need an f written with jax.numpy."
+)
+
+
+def has_gradient(f: Callable) -> bool:
+    """Whether f can be differentiated."""
+    return has_gradient(f.f) if isinstance(f, PerExample) else not isinstance(f, Callback)
+
+
 def takes_key(f: Callable) -> bool:
-    """Whether `f` has an argument named `key`."""
+    """Whether `f` has an argument named `key` that is not bound yet."""
+    if isinstance(f, functools.partial) and "key" in f.keywords:
+        return False
     try:
         return "key" in inspect.signature(f).parameters
     except (TypeError, ValueError):
@@ -79,24 +307,32 @@ def evaluate(
     x: Float[Array, "samples ..."],
     args: tuple,
     needs_gradient: bool,
-) -> tuple[Float[Array, "samples ..."], Float[Array, "samples ..."] | None, tuple]:
-    """f(x), ∇f(x) (if needed) and the gradient of mean f with respect to `args`, in one pass."""
-    dynamic, static = eqx.partition(as_jax_arrays(args), eqx.is_inexact_array)
+    *,
+    has_aux: bool = False,
+    has_gradient: bool = True,
+) -> tuple[Float[Array, "samples ..."], Float[Array, "samples ..."] | None, tuple, Any]:
+    """f(x), ∇f(x) (if needed), the gradient of mean f with respect to `args`, in one pass, and what
+    else f returns."""
+    differentiated = lambda leaf: has_gradient and eqx.is_inexact_array(leaf)
+    dynamic, static = eqx.partition(as_jax_arrays(args), differentiated)
 
     def at(x, dynamic):
-        return objective(x, *eqx.combine(dynamic, static))
+        out = objective(x, *eqx.combine(dynamic, static))
+        return out if has_aux else (out, None)
 
+    vjp: Any = partial(jax.vjp, has_aux=True)
     if needs_gradient:
-        fx, pull_back = jax.vjp(at, x, dynamic)
+        fx, pull_back, aux = vjp(at, x, dynamic)
         # f acts on each state alone, so one backward pass gives each its own gradient.
         dfx, args_grad = pull_back(jnp.ones_like(fx))
         dfx = dfx.astype(compute_dtype(fx, dfx))
     else:
-        fx, pull_back = jax.vjp(lambda dynamic: at(x, dynamic), dynamic)
+        fx, pull_back, aux = vjp(lambda dynamic: at(x, dynamic), dynamic)
         dfx, (args_grad,) = None, pull_back(jnp.ones_like(fx))
-    args_grad = jax.tree.map(lambda g: g / fx.size, args_grad)
+    args_grad = jax.tree.map(lambda g: g / max(fx.size, 1), args_grad)
     return (
         fx.astype(compute_dtype(fx, dfx) if dfx is not None else compute_dtype(fx)),
         dfx,
         args_grad,
+        aux,
     )

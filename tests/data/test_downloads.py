@@ -88,6 +88,7 @@ def test_a_connection_that_breaks_off_counts_as_a_failure(mirrors, monkeypatch):
 def test_when_all_fails_the_error_says_what_to_put_where(places, mirrors, monkeypatch):
     on_mirrors(monkeypatch, mirrors, "gone", "wrong")
     mirrors.content = {f"/wrong/{name}": b"<html>sign in</html>" for name in CONTENT}
+    (places / "mine").mkdir()
     with pytest.raises(data.DataError) as error:
         data.load("small", places / "mine")
     message = str(error.value)
@@ -136,12 +137,23 @@ def test_nothing_is_asked_for_when_downloads_are_off(mirrors, monkeypatch):
 def test_downloads_go_to_the_data_dir_or_where_one_can_write(places, mirrors, monkeypatch):
     on_mirrors(monkeypatch, mirrors, "good")
     mirrors.content = {f"/good/{name}": text for name, text in CONTENT.items()}
+    (places / "mine").mkdir()
     data.load("small", places / "mine")
     assert (places / "mine" / "small-folder" / "train.gz").exists()
     assert not (places / "cache").exists()
-    (places / "blocked").write_text("a file, not a folder")
+    (places / "blocked").mkdir()
+    (places / "blocked" / "small-folder").write_text("a file, not a folder")
     data.load("small", places / "blocked")
     assert (places / "cache" / "small-folder" / "train.gz").exists()
+
+
+@pytest.mark.parametrize("name", ["small", "digits"])
+def test_a_misspelt_data_dir_is_not_made(places, mirrors, monkeypatch, name):
+    on_mirrors(monkeypatch, mirrors, "good")
+    with pytest.raises(data.DataError, match=r"mien, is not there: check --data-dir"):
+        data.load(name, places / "mien")
+    assert not (places / "mien").exists()
+    assert mirrors.requests == []
 
 
 def test_no_writable_folder_is_an_error_that_says_so(places, mirrors, monkeypatch):
@@ -158,6 +170,8 @@ def test_progress_is_shown_on_a_terminal_only(mirrors, monkeypatch, capsys, plac
 
     on_mirrors(monkeypatch, mirrors, "good")
     mirrors.content = {f"/good/{name}": text for name, text in CONTENT.items()}
+    (places / "quiet").mkdir()
+    (places / "loud").mkdir()
     data.load("small", places / "quiet")
     assert capsys.readouterr() == ("", "")
     terminal = Terminal()

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -16,19 +17,20 @@ from small_dataset import (
 )
 
 from steingrad import data
-from steingrad.data.formats import read_amat, read_mat
+from steingrad.data import files
+from steingrad.data.formats import read_amat, read_idx, read_mat, unpack
 
 ONE = np.zeros((1, 2, 3), np.uint8)
 DAMAGED = {
     "not gzip": (b"<html>not here</html>", "gzip"),
     "truncated gzip": (CONTENT["test.gz"][:-9], "truncated gzip"),
-    "bit flip": (CONTENT["train.gz"][:40] + b"\xff\xff\xff" + CONTENT["train.gz"][43:], "gzip"),
+    "bit flip": (CONTENT["test.gz"][:-8] + b"\xff\xff" + CONTENT["test.gz"][-6:], "gzip"),
     "empty": (b"", "magic number"),
     "short header": (gzip.compress(idx(TEST)[:9]), "magic number"),
     "labels": (gzip.compress(idx(TEST, magic=0x801)), "magic number"),
     "another shape": (gzip.compress(idx(ONE)), r"\(1, 2, 3\) where \(2, 2, 3\)"),
     "truncated": (gzip.compress(idx(TEST)[:-1]), "11 pixels where 12"),
-    "too long": (gzip.compress(idx(TEST) + b"\0"), "13 pixels where 12"),
+    "too long": (gzip.compress(idx(TEST) + b"\0"), "more than the 28 bytes"),
 }
 
 
@@ -39,6 +41,43 @@ def test_a_damaged_file_is_refused_by_name(content, reason, small, places):
     with pytest.raises(data.DataError, match=rf"{path} .*{reason}.*: delete it"):
         data.load(small)
     assert not data.status()[-1].published  # and the listing still works
+
+
+def measured(read, *arguments):
+    """The most bytes that reading took, and what it said."""
+    tracemalloc.start()
+    with pytest.raises(data.DataError) as error:
+        read(*arguments)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return most, str(error.value)
+
+
+def test_what_unpacks_to_too_much_is_refused_before_memory_goes():
+    """By its header, by a bound where the header lies, and where only a hash is asked for."""
+    zeros = bytes(10**8)
+    by_header = gzip.compress(idx(TEST, shape=(10**6, 100, 100)) + zeros)
+    most, said = measured(read_idx, by_header, (2, 2, 3))
+    assert "holds images of shape (1000000, 100, 100)" in said
+    assert most < 10**7
+    most, said = measured(read_idx, gzip.compress(idx(TEST) + zeros), (2, 2, 3))
+    assert said == "unpacks to more than the 28 bytes expected"
+    assert most < 10**7
+    assert measured(unpack, by_header, 10**6)[0] < 10**7
+
+
+def test_a_mat_file_of_another_shape_is_refused_by_its_header(monkeypatch):
+    monkeypatch.setattr(scipy.io, "loadmat", lambda *_, **__: pytest.fail("unpacked"))
+    with pytest.raises(data.DataError, match=r"'X' of shape \(300, 300\) where \(4, 4\)"):
+        read_mat(mat(X=np.zeros((300, 300))), {"X": (4, 4)})
+
+
+def test_a_file_larger_than_any_dataset_is_not_read(small, places, monkeypatch):
+    put(places / "cache")
+    monkeypatch.setattr(files, "MOST_BYTES", 20)
+    with pytest.raises(data.DataError, match="larger than any file of a dataset"):
+        data.load(small)
+    assert not data.status()[-1].published
 
 
 def test_an_unreadable_file_is_refused_by_name(small, places, monkeypatch):
@@ -61,7 +100,7 @@ BAD_MAT = {
     "truncated": (mat(X=np.zeros((4, 4)))[:-30], "not a readable MATLAB file"),
     "no key": (mat(Y=np.zeros((4, 4)), Z=np.ones(3)), r"no array 'X' \(its arrays: Y, Z\)"),
     "shape": (mat(X=np.zeros((5, 4))), r"'X' of shape \(5, 4\) where \(4, 4\)"),
-    "words": (mat(X="words"), "plain numbers"),
+    "words": (mat(X="words"), r"'X' of shape \(1,\)"),
     "sparse": (mat(X=SPARSE), "plain numbers"),
     "complex": (mat(X=np.full((4, 4), 1j)), "plain numbers"),
     "too large": (mat(X=np.full((4, 4), 2)), r"outside \[0, 1\]"),

@@ -72,6 +72,8 @@ def test_folders_are_searched_in_order(small, places, monkeypatch):
         return status.where if status.found else None
 
     argument = places / "argument"
+    for root in ("argument", "environment"):
+        (places / root).mkdir()
     assert found() is None
     for root in ("system", "cache", "argument"):  # each goes before the ones already there
         put(places / root)

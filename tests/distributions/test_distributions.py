@@ -142,3 +142,40 @@ def test_bernoulli_is_finite_everywhere(logits, seed):
 def test_logits_are_checked(make, error, sentence):
     with pytest.raises(error, match=sentence):
         make()
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "match"),
+    [
+        ((256.0, 257.0), jnp.bfloat16, "not distinct in its type, bfloat16"),
+        ((2.0**24, 2.0**24 + 1), jnp.float32, "not distinct in its type, float32"),
+        ((0.0, jnp.nan), jnp.float32, "finite"),
+        ((0.0, jnp.inf), jnp.float32, "finite"),
+        ((0.0, 1e39), jnp.float32, "finite"),
+    ],
+)
+def test_values_that_the_states_cannot_hold(values, dtype, match):
+    with np.errstate(over="ignore"), pytest.raises(ValueError, match=match):
+        sg.Ordinal(jnp.zeros((3, 2), dtype), values)
+    with np.errstate(over="ignore"), pytest.raises(ValueError, match=match):
+        sg.FromLogProb(lambda p, x: p @ x, jnp.zeros(3, dtype), num_coordinates=3, values=values)
+
+
+def test_log_prob_with_values_of_probability_zero():
+    q = sg.Categorical(jnp.array([[0.0, -jnp.inf, 0.0]]))
+    log_probs = q.log_prob(q.enumerate())
+    np.testing.assert_allclose(log_probs, np.log([0.5, 1e-300, 0.5]) * [1, np.inf, 1], rtol=1e-6)
+    np.testing.assert_allclose(q.probabilities(), [0.5, 0, 0.5])
+    grad = jax.grad(lambda l: sg.Categorical(l).log_prob(q.enumerate()[0]))(q.logits)
+    np.testing.assert_allclose(grad, [[0.5, 0, -0.5]])
+
+
+def test_sampler_with_a_key_of_the_old_kind():
+    sampler = lambda key, p: jax.random.bernoulli(key, 0.5, (3,)).astype(jnp.float32)
+    q = sg.FromLogProb(
+        lambda p, x: p @ x, jnp.zeros((2, 3)), num_coordinates=3, batch_shape=(2,), sampler=sampler
+    )
+    old = jax.random.PRNGKey(3)
+    x = q.sample(old, (4,))
+    assert x.shape == (4, 2, 3)
+    np.testing.assert_array_equal(x, q.sample(jax.random.wrap_key_data(old), (4,)))

@@ -469,13 +469,16 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("make", "sentence"),
         [
-            (lambda: sg.DoubleCV(1), "DoubleCV needs num_samples of 2 or more"),
+            (lambda: sg.DoubleCV(1), "DoubleCV needs a whole num_samples of 2 or more"),
             (lambda: sg.DisARM(3), "DisARM needs an even num_samples"),
-            (lambda: sg.DisARM(0), "DisARM needs num_samples of 2 or more"),
-            (lambda: sg.ARMS(1), "ARMS needs num_samples of 2 or more"),
-            (lambda: sg.LocalExpectation(0), "LocalExpectation needs num_samples of 1 or more"),
-            (lambda: sg.Rebar(0), "Rebar needs num_samples of 1 or more"),
-            (lambda: sg.Relax(0), "Relax needs num_samples of 1 or more"),
+            (lambda: sg.DisARM(0), "DisARM needs a whole num_samples of 2 or more"),
+            (lambda: sg.ARMS(1), "ARMS needs a whole num_samples of 2 or more"),
+            (
+                lambda: sg.LocalExpectation(0),
+                "LocalExpectation needs a whole num_samples of 1 or more",
+            ),
+            (lambda: sg.Rebar(0), "Rebar needs a whole num_samples of 1 or more"),
+            (lambda: sg.Relax(0), "Relax needs a whole num_samples of 1 or more"),
             (lambda: sg.Relax().init(jax.random.key(0)), r"pass the distribution too, init\(key"),
             (lambda: sg.Relax(hidden=0), "1 or more hidden units"),
             (lambda: sg.ModifiedRelax(1, SURROGATE), "num_samples of 2 or more"),

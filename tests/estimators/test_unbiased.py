@@ -23,10 +23,11 @@ from problems import (
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-DISTRIBUTIONS = ["bernoulli", "categorical3", "ordinal3", "ising", "autoregressive"]
+DISTRIBUTIONS = ["bernoulli", "categorical3", "ordinal3", "ising", "autoregressive", "subset"]
 QUICK = [
     "bernoulli",
     "autoregressive",
+    "subset",
     *slow("categorical3", "ordinal3", "ising"),
 ]
 OPERATORS = {
@@ -149,7 +150,7 @@ def test_damping_is_caught():
     assert bias(estimator, normalised_distributions()["bernoulli"]) > 1e-6
 
 
-@pytest.mark.parametrize("name", ["bernoulli", "categorical3", "autoregressive"])
+@pytest.mark.parametrize("name", ["bernoulli", "categorical3", "autoregressive", "subset"])
 @pytest.mark.parametrize(
     "operator",
     [sg.Gibbs(num_coordinates=1), sg.Gibbs("own", 1), sg.Barker("sparse", num_coordinates=1)],
@@ -178,7 +179,9 @@ def test_some_coordinates(name, operator, monkeypatch):
     assert largest_difference(mean, sg.exact_gradient(f, dist)) < 1e-8
 
 
-@pytest.mark.parametrize("name", ["bernoulli", "categorical3", "ordinal3", "autoregressive"])
+@pytest.mark.parametrize(
+    "name", ["bernoulli", "categorical3", "ordinal3", "autoregressive", "subset"]
+)
 def test_rao_blackwell(name):
     """P(f s) has no more variance than f s, in any coordinate."""
     dist = normalised_distributions()[name]

@@ -13,7 +13,7 @@ from steingrad.operators.base import systematic_sample
 pytestmark = pytest.mark.usefixtures("x64")
 
 NAMES = [
-    *("bernoulli", "categorical2", "categorical5", "ordinal3", "ising", "potts5"),
+    *("bernoulli", "categorical2", "categorical5", "ordinal3", "ising", "potts5", "subset"),
     *slow("categorical3", "ordinal2", "ordinal5", "potts3"),
 ]
 OPERATORS = {
@@ -194,3 +194,27 @@ def test_transition_matrix_is_checked():
     with pytest.raises(ValueError, match="does not leave the distribution invariant"):
         sg.TransitionMatrix(jnp.eye(4)[jnp.array([0, 0, 0, 0])]).check(dist)
     sg.TransitionMatrix(metropolis(dist)).check(dist)
+
+
+@pytest.mark.parametrize("operator", [sg.Gibbs, sg.MPF, sg.Barker, sg.BirthDeath, sg.Difference])
+def test_num_coordinates_is_a_whole_number(operator):
+    assert operator(num_coordinates=np.int64(2)) == operator(num_coordinates=2)
+    for wrong in (4.5, 0, "2"):
+        with pytest.raises(ValueError, match="whole num_coordinates of 1 or more"):
+            operator(num_coordinates=wrong)
+
+
+@pytest.mark.parametrize("operator", [sg.Gibbs(), sg.MPF(), sg.Barker(), sg.Zanella(jnp.sqrt)])
+def test_mean_zero_with_values_of_probability_zero(operator):
+    q = sg.Categorical(jnp.array([[0.0, -jnp.inf, 0.5], [0.2, 0.1, 0.0]]))
+    states, probs = q.enumerate(), q.probabilities()
+    h = lambda x: jnp.sin(jnp.sum(x * jnp.arange(6.0).reshape(2, 3), axis=(-2, -1)))
+    possible = probs > 0
+    applied = operator.apply(h, q, states[possible])
+    np.testing.assert_allclose(jnp.sum(probs[possible] * applied), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("operator", [sg.BirthDeath(), sg.Difference()])
+def test_one_sided_operators_are_no_numbers_beside_probability_zero(operator):
+    q = sg.Categorical(jnp.array([[0.0, -jnp.inf, 0.5]]))
+    assert np.isnan(operator.apply(lambda x: x[..., 0, 0], q, q.enumerate()[2]))

@@ -53,6 +53,8 @@ def load(
         raise DataError(f"there is no dataset '{name}': choose one of {', '.join(NAMES)}.")
     source = SOURCES[name]
     if name == "digits":
+        if data_dir:
+            files.existing(data_dir)  # of no use here, but misspelt all the same
         parts = [_digits()]
         # The hash of the pixels stands for the file, which is scikit-learn's own affair.
         hashes = {"digits": hashlib.sha256(parts[0].tobytes()).hexdigest()}
@@ -136,7 +138,7 @@ def _file_status(
         return FileStatus(" or ".join(file.name for file in forms), None, 0, False)
     file, path = found
     try:
-        content = path.read_bytes()
-    except OSError:  # not readable: it is there, and that is all one can say
+        content = files.read_bytes(path)
+    except (OSError, DataError):  # not readable: it is there, and that is all one can say
         return FileStatus(file.name, path, 0, False)
     return FileStatus(file.name, path, len(content), files.is_published(file, content))

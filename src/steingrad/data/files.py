@@ -8,7 +8,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from steingrad.data.formats import DataError, Images, unpack
+from steingrad.data.formats import MOST_BYTES, DataError, Images, unpack
 from steingrad.data.sources import File, Source
 
 SYSTEM_DIR = Path("/usr/share/datasets")  # Debian's dataset packages, such as dataset-fashion-mnist
@@ -24,8 +24,28 @@ def user_cache() -> Path:
 def folders(source: Source, data_dir: str | os.PathLike[str] | None) -> list[Path]:
     """The folders in which the files of a dataset are looked for, in this order."""
     own = data_dir or os.environ.get("STEINGRAD_DATA_DIR")
-    roots = [Path(own).expanduser()] if own else []
+    roots = [existing(own)] if own else []
     return [root / source.folder for root in (*roots, user_cache(), SYSTEM_DIR)]
+
+
+def existing(data_dir: str | os.PathLike[str]) -> Path:
+    """A folder that the user names; it may be misspelt, so it is not made."""
+    place = Path(data_dir).expanduser()
+    if not os.path.isdir(place):
+        raise DataError(
+            f"the folder of the datasets, {place}, is not there: check --data-dir (or "
+            "STEINGRAD_DATA_DIR), or make that folder."
+        )
+    return place
+
+
+def read_bytes(path: Path) -> bytes:
+    """A whole file, unless it is larger than any of a dataset."""
+    if path.stat().st_size > MOST_BYTES:
+        raise DataError(
+            f"{path} is larger than any file of a dataset: put the published one there."
+        )
+    return path.read_bytes()
 
 
 def find(forms: tuple[File, ...], places: list[Path]) -> tuple[File, Path] | None:
@@ -93,7 +113,7 @@ def read(file: File, path: Path) -> tuple[Images, str, bool]:
     A file that is not the published one is used, with a warning: it may be a rebuilt one.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error}): check its permissions.") from error
     try:

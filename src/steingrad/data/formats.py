@@ -4,12 +4,13 @@ Every reader checks the shape and the values; what it cannot read, it refuses wi
 that says what is wrong with the file (`files.read` adds which file it is, and what to do).
 """
 
+import contextlib
 import gzip
 import io
 import math
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from jaxtyping import UInt8
@@ -21,14 +22,31 @@ class DataError(ValueError):
     """A dataset that cannot be loaded, in one sentence: what was met, and what to do."""
 
 
-def unpack(content: bytes) -> bytes:
-    """The content of a gzip file.
+MOST_BYTES = 2**28
+"""No file of a dataset is as large, packed or unpacked: what is larger is not read into memory."""
+
+
+def unpack(content: bytes, most: int = MOST_BYTES) -> bytes:
+    """The content of a gzip file, which may be small and unpack to more than fits in memory.
 
     >>> unpack(gzip.compress(b"pixels"))
     b'pixels'
+    >>> unpack(gzip.compress(b"pixels"), most=5)
+    Traceback (most recent call last):
+    steingrad.data.formats.DataError: unpacks to more than the 5 bytes expected
     """
+    with _unpacking(content) as file:
+        raw = file.read(most + 1)  # to the end, where the checksum is, unless it is too long
+    if len(raw) > most:
+        raise DataError(f"unpacks to more than the {most} bytes expected")
+    return raw
+
+
+@contextlib.contextmanager
+def _unpacking(content: bytes) -> Iterator[gzip.GzipFile]:
     try:
-        return gzip.decompress(content)
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            yield file
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"is a damaged or truncated gzip file ({error})") from error
 
@@ -40,12 +58,14 @@ def read_idx(content: bytes, shape: tuple[int, int, int]) -> Images:
     >>> read_idx(gzip.compress(one_image), shape=(1, 2, 2))
     array([[  0,  85, 170, 255]], dtype=uint8)
     """
-    raw = unpack(content)
-    if len(raw) < 16 or raw[:4] != b"\0\0\x08\x03":
+    with _unpacking(content) as file:
+        header = file.read(16)
+    if len(header) < 16 or header[:4] != b"\0\0\x08\x03":
         raise DataError("does not start with the magic number 2051 of an idx file of images")
-    found = struct.unpack(">3I", raw[4:16])
+    found = struct.unpack(">3I", header[4:])
     if found != shape:
         raise DataError(f"holds images of shape {found} where {shape} is expected")
+    raw = unpack(content, 16 + math.prod(shape))
     if len(raw) - 16 != math.prod(shape):
         raise DataError(f"holds {len(raw) - 16} pixels where {math.prod(shape)} are expected")
     return np.frombuffer(raw, np.uint8, offset=16).reshape(shape[0], -1)
@@ -62,21 +82,23 @@ def read_mat(
     import scipy.io
 
     try:
-        arrays = scipy.io.loadmat(io.BytesIO(content))
+        # The header first: an array may be packed small, and larger than memory.
+        there = {name: found for name, found, _ in scipy.io.whosmat(io.BytesIO(content))}
+        names = [name for name, shape in shapes.items() if there.get(name) == shape]
+        arrays = scipy.io.loadmat(io.BytesIO(content), variable_names=names) if names else {}
     except Exception as error:  # a damaged file can make scipy raise almost anything
         raise DataError(f"is not a readable MATLAB file ({error})") from error
     parts = []
     for key, shape in shapes.items():
-        if key not in arrays:
-            names = ", ".join(name for name in arrays if not name.startswith("__")) or "none"
-            raise DataError(f"has no array '{key}' (its arrays: {names})")
+        if key not in there:
+            raise DataError(f"has no array '{key}' (its arrays: {', '.join(there) or 'none'})")
+        if there[key] != shape:
+            raise DataError(f"has an array '{key}' of shape {there[key]} where {shape} is expected")
         array = arrays[key]
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "buif":
             raise DataError(f"has an array '{key}' that does not hold plain numbers")
-        if array.shape != shape:
-            raise DataError(
-                f"has an array '{key}' of shape {array.shape} where {shape} is expected"
-            )
+        if array.shape != shape:  # text has another shape than it says
+            raise DataError(f"has an array '{key}' that does not hold plain numbers")
         if not (array.min() >= 0 and array.max() <= 1):  # written so that NaN is refused too
             raise DataError(f"has values outside [0, 1] in its array '{key}'")
         if column_major:

@@ -4,4 +4,6 @@ from .base import Distribution as Distribution
 from .bernoulli import Bernoulli as Bernoulli
 from .categorical import Categorical as Categorical
 from .from_log_prob import FromLogProb as FromLogProb
+from .joint import Joint as Joint
 from .ordinal import Ordinal as Ordinal
+from .subset import Subset as Subset

@@ -120,6 +120,11 @@ class Distribution(eqx.Module):
         return self.num_values**self.num_coordinates
 
     @property
+    def num_neighbours(self) -> int:
+        """How many states differ from a state in one coordinate."""
+        return self.num_coordinates * (self.num_values - 1)
+
+    @property
     def normalized(self) -> bool:
         """Whether `log_prob` is a true log-probability: estimators need that, operators don't."""
         return True
@@ -128,6 +133,10 @@ class Distribution(eqx.Module):
     def is_product(self) -> bool:
         """Whether the coordinates are independent, each with parameters of its own."""
         return True
+
+    def view(self, x: Float[Array, "..."]) -> Any:
+        """What f is shown of a state: all of it, as it is."""
+        return x
 
     def enumerate(self) -> Float[Array, "states ..."]:
         """Every state, of shape `[m**d, *event]`, the last coordinate changing fastest."""

@@ -93,7 +93,11 @@ class Categorical(IndependentLogits):
 
     def log_prob(self, x):
         logits = self._logits
-        return jnp.sum(x.astype(logits.dtype) * jax.nn.log_softmax(logits), axis=(-2, -1))
+        x, log_probs = x.astype(logits.dtype), jax.nn.log_softmax(logits)
+        # A value of probability 0 that x does not have adds 0, not 0·(−∞).
+        impossible = jnp.isneginf(log_probs)
+        terms = x * jnp.where(impossible, 0, log_probs)
+        return jnp.sum(jnp.where(impossible & (x > 0), -jnp.inf, terms), axis=(-2, -1))
 
     def index(self, x):
         return jnp.argmax(x, axis=-1).astype(jnp.int32)

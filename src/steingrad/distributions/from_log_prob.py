@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
+from ..arrays import as_index
 from .base import COORDINATES_AT_A_TIME, Distribution
 from .ordinal import check_values, value_change, value_index
 
@@ -54,14 +55,15 @@ class FromLogProb(Distribution):
         sampler: Callable[[PRNGKeyArray, Any], Array] | None = None,
         normalized: bool = False,
     ):
-        if num_coordinates < 1:
+        num_coordinates = as_index(num_coordinates)
+        if not isinstance(num_coordinates, int) or num_coordinates < 1:
             raise ValueError(
-                f"FromLogProb needs num_coordinates of 1 or more, but was given {num_coordinates}."
+                "FromLogProb needs a whole num_coordinates of 1 or more, but was given "
+                f"{num_coordinates!r}."
             )
         self.log_prob_fn = log_prob_fn
         self._parameters = parameters
         self._num_coordinates = num_coordinates
-        self.values = check_values("FromLogProb", values)
         self._batch_shape = tuple(batch_shape)
         self.sampler = sampler
         self._normalized = normalized
@@ -71,6 +73,7 @@ class FromLogProb(Distribution):
                 "FromLogProb needs at least one floating-point array among its parameters, but "
                 f"was given {parameters!r}."
             )
+        self.values = check_values("FromLogProb", values, self.dtype)
         for leaf in leaves:
             if leaf.shape[: len(self._batch_shape)] != self._batch_shape:
                 raise ValueError(
@@ -123,8 +126,9 @@ class FromLogProb(Distribution):
                 "..., or draw the samples yourself and hand them to `estimate`."
             )
         sampler = self.sampler
-        keys = jax.random.split(key, (*shape, *self._batch_shape))
-        states = jnp.zeros((*keys.shape, self.num_coordinates), self.dtype)
+        lead = (*shape, *self._batch_shape)
+        keys = jax.random.split(key, lead)
+        states = jnp.zeros((*lead, self.num_coordinates), self.dtype)
         return self._for_each(lambda p, _, k: sampler(k, p), states, keys).astype(self.dtype)
 
     def log_prob(self, x):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ..arrays import take
+from ..arrays import is_concrete, take
 from .base import as_logits
 from .categorical import IndependentLogits
 
@@ -32,7 +32,7 @@ class Ordinal(IndependentLogits):
 
     def __init__(self, logits: Any, values: Sequence[int | float] | Array | np.ndarray):
         self.logits = as_logits("Ordinal", logits, ("d", "m"))
-        self.values = check_values("Ordinal", values)
+        self.values = check_values("Ordinal", values, self.dtype)
         if len(self.values) != self.logits.shape[-1]:
             raise ValueError(
                 f"Ordinal needs one logit for each value, but was given {len(self.values)} values "
@@ -69,10 +69,10 @@ class Ordinal(IndependentLogits):
         return value_change(gradient, x, jnp.asarray(self.values, x.dtype)[values], coordinates)
 
 
-def check_values(name: str, values: Any) -> tuple[float, ...]:
-    """The values of a coordinate as a tuple; raise unless they are at least two, and distinct."""
-    tracer = jax.core.Tracer  # pyright: ignore[reportAttributeAccessIssue]
-    if isinstance(values, tracer):
+def check_values(name: str, values: Any, dtype: Any) -> tuple[float, ...]:
+    """The values of a coordinate as a tuple; raise unless they are at least two, finite, and
+    distinct in the type of the states."""
+    if not is_concrete(values):
         raise TypeError(
             f"{name}'s values are constants: pass a tuple or a NumPy array of numbers, not an "
             "array that JAX is tracing."
@@ -81,6 +81,16 @@ def check_values(name: str, values: Any) -> tuple[float, ...]:
     if array.ndim != 1 or len(array) < 2 or len(set(array.tolist())) < len(array):
         raise ValueError(
             f"{name} needs a list of two or more distinct values, but was given {values}."
+        )
+    rounded = array.astype(dtype).astype(np.float64)
+    if not np.isfinite(rounded).all():
+        raise ValueError(
+            f"{name} needs finite values, but as {dtype} those given are {rounded.tolist()}."
+        )
+    if len(set(rounded.tolist())) < len(array):
+        raise ValueError(
+            f"{name}'s values {array.tolist()} are not distinct in its type, {dtype}, where they "
+            f"are {rounded.tolist()}. Move them apart, or use parameters of a wider type."
         )
     return tuple(array.tolist())
 

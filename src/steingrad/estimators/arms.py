@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..arrays import compute_dtype, mean_of_others, weighted_mean
+from ..arrays import as_index, compute_dtype, mean_of_others, weighted_mean
 from ..distributions import Bernoulli
 from .base import Estimator, check_distribution, check_num_samples
 
@@ -31,7 +31,7 @@ class ARMS(Estimator):
     (2,)
     """
 
-    num_samples: int = eqx.field(static=True, default=3)
+    num_samples: int = eqx.field(static=True, converter=as_index, default=3)
     distributions: ClassVar = (Bernoulli,)
 
     def __check_init__(self):

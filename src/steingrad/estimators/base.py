@@ -8,19 +8,22 @@ from typing import Any, ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..arrays import mean_of_squares
+from ..arrays import is_concrete, mean, mean_of_squares
+from ..derivatives import drawn_with, on_each_device
 from ..distributions.base import Distribution
-from ..objective import Evaluated, bind, evaluate
+from ..objective import NO_GRADIENT, Evaluated, as_jax_arrays, bind, evaluate, has_gradient
 
 
 class Gradients(NamedTuple):
     """Gradients of the mean of f over samples and batch."""
 
     parameters: Any
-    """With respect to the distribution's parameters: the unbiased estimate g."""
+    """With respect to the distribution's parameters: the estimate g, unbiased unless the estimator
+    says that it is `biased`."""
     cv: Any
     """With respect to the control variates: the gradient of the mean of g², which lowers its
     variance."""
@@ -31,14 +34,19 @@ class Gradients(NamedTuple):
 class Estimator(eqx.Module):
     r"""An estimator of $\nabla_\eta E_{q_\eta}[f(x)]$: immutable, its fields are its settings.
 
-    A subclass has `CV` (what it learns, if anything), the fields and the `distributions` it works
-    on, then `__check_init__`, the properties, `init` and `cv_optimizer`, `sample`,
-    `further_points`, `gradient` and `adapt`, in this order, leaving out what it inherits. Only
-    `gradient` has to be written.
+    A subclass has `CV` (what it learns, if anything), the fields, whether it is `biased` and the
+    `distributions` it works on, then `__check_init__`, the properties, `init` and `cv_optimizer`,
+    `sample`, `further_points`, `gradient` and `adapt`, in this order, leaving out what it inherits.
+    Only `gradient` has to be written.
     """
 
     num_samples: eqx.AbstractVar[int]
+    biased: ClassVar[bool] = False
+    """Whether its mean is something else than the gradient, by design."""
     distributions: ClassVar[tuple[type[Distribution], ...]] = (Distribution,)
+
+    def __repr__(self) -> str:
+        return eqx.tree_pformat(self) + (" (biased)" if self.biased else "")
 
     def handles(self, dist: Distribution) -> bool:
         """Whether it works on this kind of distribution; `distributions` names those it does."""
@@ -122,8 +130,10 @@ class Estimator(eqx.Module):
         checked."""
         check_distribution(self, dist)
         check_cv(self, cv, dist)
-        at = Evaluated(x, fx, dfx, fy, f, key, context)
+        objective = None if f is None else bind(f, dist, key, relaxed=self.relaxes)
+        at = Evaluated(x, fx, dfx, fy, objective, key, context)
         check_evaluated(self, dist, at)
+        check_inside(dist, x)
         return at
 
     def estimate(
@@ -160,27 +170,46 @@ class Estimator(eqx.Module):
         args: tuple = (),
         context: Array | None = None,
         relaxation: Callable[..., Float[Array, "..."]] | None = None,
-    ) -> tuple[Float[Array, "samples ..."], Gradients]:
-        """f at the samples, and the gradients of `value_and_grad` before the mean over the batch:
-        one of the distribution's for each of its elements, and `cv`'s for these. (That of `args`
-        is of the mean here too.)"""
+        has_aux: bool = False,
+    ) -> tuple[Any, Gradients]:
+        """f at the samples (and its aux), and the gradients of `value_and_grad` before the mean
+        over the batch: one of the distribution's for each of its elements, and `cv`'s for these.
+        (That of `args` is of the mean here too.)"""
         check_distribution(self, dist)
+        check_gradient(self, f)
         check_cv(self, cv, dist)
+        parameters, args, context, key = on_each_device(
+            (dist.parameters, as_jax_arrays(args), context, key), like=cv
+        )
+        # Derivatives at fixed samples would be wrong, so there are none.
+        dist = dist.with_parameters(jax.lax.stop_gradient(parameters))
         sample_key, f_key, own_key = jax.random.split(key, 3)
         x = self.sample(sample_key, dist)
-        objective = bind(f, dist, f_key)
-        fx, dfx, args_grad = evaluate(objective, x, args, self.needs_gradient)
+        f_relaxed = self.relaxes and relaxation is None
+        objective = bind(f, dist, f_key, relaxed=f_relaxed, has_aux=has_aux)
+        how = {"has_aux": has_aux, "has_gradient": has_gradient(f)}
+        if 0 in dist.batch_shape:
+            fx, _, args_grad, aux = evaluate(objective, x, args, False, **how)
+            fx = (fx, aux) if has_aux else fx
+            grad, cv_grad = jax.tree.map(jnp.zeros_like, (dist.parameters, cv))
+            return drawn_with(parameters, (fx, Gradients(grad, cv_grad, args_grad)))
+        fx, dfx, args_grad, aux = evaluate(objective, x, args, self.needs_gradient, **how)
         if self.relaxes and relaxation is not None:
-            objective = bind(relaxation, dist, f_key)
+            objective = bind(relaxation, dist, f_key, relaxed=True)
+        elif has_aux:
+            with_aux = objective
+            objective = lambda x, *args: with_aux(x, *args)[0]
         at_args = lambda x: objective(x, *args)
         at = Evaluated(x, fx, dfx, f=at_args, key=own_key, context=context)
+        cv, at = on_each_device((cv, at))
         check_evaluated(self, dist, at)
         y = self.further_points(cv, dist, at)
         if y is not None:
             fy = jax.vmap(at_args)(y).astype(fx.dtype)
             at = eqx.tree_at(lambda at: at.fy, at, fy, is_leaf=lambda leaf: leaf is None)
         grad, cv_grad = self.adapt(cv, dist, at)
-        return fx, Gradients(grad, cv_grad, args_grad)
+        fx = (fx, aux) if has_aux else fx
+        return drawn_with(parameters, (fx, Gradients(grad, cv_grad, args_grad)))
 
     def value_and_grad(
         self,
@@ -192,7 +221,8 @@ class Estimator(eqx.Module):
         args: tuple = (),
         context: Array | None = None,
         relaxation: Callable[..., Float[Array, "..."]] | None = None,
-    ) -> tuple[Float[Array, ""], Gradients]:
+        has_aux: bool = False,
+    ) -> tuple[Any, Gradients]:
         """The mean of f over samples and batch, and its gradients.
 
         `f(x, *args)` maps states `[..., *event]` to values `[...]`; if it has an argument named
@@ -200,15 +230,20 @@ class Estimator(eqx.Module):
         one forward and one backward pass. `context`, of shape `[*batch, c]`, is for estimators
         whose control variates may look at more than the samples, such as the data point (`Relax`);
         the others leave it alone. `relaxation` is called like f, in its place between the states
-        (`Rebar`, `Relax`): a continuous function near f, where f itself jumps there.
+        (`Rebar`, `Relax`): a continuous function near f, where f itself jumps there. An empty
+        batch has the value 0 and no gradients, or zeros: it adds nothing. With `has_aux` f returns
+        a pair, its values and anything else, and so does this: `(value, aux), gradients`, where
+        aux is what f returned at the samples.
         """
         fx, grads = self.per_element(
-            f, dist, cv, key=key, args=args, context=context, relaxation=relaxation
+            f, dist, cv, key=key, args=args, context=context, relaxation=relaxation, has_aux=has_aux
         )
-        size = float(math.prod(dist.batch_shape))
-        mean = lambda g, p: (g / size).astype(p.dtype)
-        parameters = jax.tree.map(mean, grads.parameters, dist.parameters)
-        return jnp.mean(fx), Gradients(parameters, scale_cv(self, 1 / size, grads.cv), grads.args)
+        fx, aux = fx if has_aux else (fx, None)
+        size = float(max(math.prod(dist.batch_shape), 1))
+        divided = lambda g, p: (g / size).astype(p.dtype)
+        parameters = jax.tree.map(divided, grads.parameters, dist.parameters)
+        grads = Gradients(parameters, scale_cv(self, 1 / size, grads.cv), grads.args)
+        return (mean(fx), aux) if has_aux else mean(fx), grads
 
 
 def scale_cv(estimator: Estimator, factor: Any, cv_grad: Any) -> Any:
@@ -235,12 +270,21 @@ def check_distribution(estimator: Estimator, dist: Distribution) -> None:
         )
 
 
+def check_gradient(estimator: Estimator, f: Callable) -> None:
+    if estimator.needs_gradient and not has_gradient(f):
+        raise ValueError(f"{type(estimator).__name__} here needs the gradient of f. {NO_GRADIENT}")
+
+
 def check_cv(estimator: Estimator, cv: Any, dist: Distribution) -> None:
     """Raise unless `cv` is what `init` makes for this estimator and distribution."""
     expected = jax.eval_shape(lambda key: estimator.init(key, dist), jax.random.key(0))
-    structures = jax.tree.structure(cv), jax.tree.structure(expected)
-    shapes = jax.tree.map(jnp.shape, jax.tree.leaves(cv))
-    if structures[0] == structures[1] and shapes == [s.shape for s in jax.tree.leaves(expected)]:
+    leaves, structure = jax.tree.flatten(cv)
+    if structure == jax.tree.structure(expected) and all(
+        isinstance(leaf, (jax.Array, np.ndarray))
+        and leaf.shape == like.shape
+        and jnp.issubdtype(leaf.dtype, jnp.floating) == jnp.issubdtype(like.dtype, jnp.floating)
+        for leaf, like in zip(leaves, jax.tree.leaves(expected), strict=True)
+    ):
         return
     name = type(estimator).__name__
     if expected is None:
@@ -279,8 +323,28 @@ def check_evaluated(estimator: Estimator, dist: Distribution, at: Evaluated) -> 
         )
 
 
-def check_num_samples(name: str, num_samples: int, least: int, why: str) -> None:
+def check_inside(dist: Distribution, x: Array) -> None:
+    """Raise if `x`, where its numbers are known, has one that is no state of the distribution."""
+    if not is_concrete(x) or not is_concrete(jax.tree.leaves(dist.parameters)[0]):
+        return
+    with jax.ensure_compile_time_eval():
+        index = np.asarray(dist.index(x))
+        nearest = dist.state(jnp.asarray(np.clip(index, 0, dist.num_values - 1)))
+        # Rounding to another type on the way does not matter.
+        coarse = max(float(jnp.finfo(t).eps) for t in (x.dtype, nearest.dtype))
+        given, nearest = np.asarray(x, np.float64), np.asarray(nearest, np.float64)
+    outside = ~np.isclose(given, nearest, rtol=2 * coarse, atol=0)
+    if outside.any():
+        raise ValueError(
+            f"x has the entry {given[outside][0]:g}, which no state of this {type(dist).__name__} "
+            f"has (the nearest state has {nearest[outside][0]:g} in its place). Pass the points "
+            "that `sample` gave, where f was evaluated."
+        )
+
+
+def check_num_samples(name: str, num_samples: Any, least: int, why: str) -> None:
     if not isinstance(num_samples, int) or num_samples < least:
         raise ValueError(
-            f"{name} needs num_samples of {least} or more, {why}, but was given {num_samples}."
+            f"{name} needs a whole num_samples of {least} or more, {why}, but was given "
+            f"{num_samples!r}."
         )

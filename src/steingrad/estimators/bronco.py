@@ -19,13 +19,17 @@ from ..operators.base import Row
 from .base import Estimator, check_num_samples
 
 # How much a coordinate's own past counts: its coefficients are shrunk towards those common to all
-# by as much as this many flips, the common ones towards straight-through, its error to the mean.
+# by as much as this many flips, the common ones towards the first guess, its error to the mean.
 OWN, COMMON, ERROR = 1.0, 10.0, 2.0
 # The variance is least if flips go where the error's root mean square is large (the power ½ of its
 # square); a little more pays off in the layers below, since such coordinates have large weights.
 POWER = 0.7
-# f itself drifts faster, in training, than what flips do to it.
-VALUE_DECAY = 0.95
+# f itself drifts faster, in training, than what flips do to it: its mean is over the last 20 steps,
+# or as many as have 500 samples.
+VALUE_STEPS, VALUE_SAMPLES = 20, 500
+# The past's scale is trusted within this factor of what is seen now. Beyond it the objective has
+# jumped: sums in units of the scale stay right with the new one.
+JUMP = 30.0
 TINY = 1e-30
 
 
@@ -37,7 +41,7 @@ class Guess(NamedTuple):
     features: tuple[Float[Array, "... d n"], ...]
     """What the guess is a combination of."""
     scale: Float[Array, ""]
-    """The size of a change of f, by which everything is divided."""
+    """The size of a change of f, by which everything is divided; 0 if not known yet."""
     change: Float[Array, "... d n"]
     """The guess of f(y) − f(x)."""
     size: Float[Array, "... d n"]
@@ -59,9 +63,9 @@ class Bronco(Estimator):
 
     The guess is $r_{iv} = a_i \nabla f^\top (y - x) + |y - x|^2 (b_i + c_i \tilde f)$: slope,
     curvature, and how the curvature goes with the value of $f$. Each coordinate's three numbers
-    solve a least-squares problem over the flips already seen, forgotten at the rate `decay`; the
-    first guess is straight-through, $a = 1$, $b = c = 0$. $\pi$ goes with
-    $q(v) (1 - q(v))$ and with the errors of the coordinate's past guesses, mixed with a share
+    solve a least-squares problem over the flips already seen, of which about `memory` for each
+    coordinate are remembered; the first guess is straight-through, $a = 1$, $b = c = 0$. $\pi$ goes
+    with $q(v) (1 - q(v))$ and with the errors of the coordinate's past guesses, mixed with a share
     `uniform` of the uniform distribution. With `use_gradient=False` the past flips' mean effect of
     each value takes the place of $\nabla f$. For `Bernoulli`, `Categorical` and `Ordinal`.
 
@@ -103,7 +107,7 @@ class Bronco(Estimator):
 
     num_samples: int = eqx.field(static=True, default=1)
     flips: int = eqx.field(static=True, default=1)
-    decay: float = eqx.field(static=True, default=0.99)
+    memory: float = eqx.field(static=True, default=100.0)
     uniform: float = eqx.field(static=True, default=0.1)
     use_gradient: bool = eqx.field(static=True, default=True)
     distributions: ClassVar = (Bernoulli, Categorical, Ordinal)
@@ -117,8 +121,8 @@ class Bronco(Estimator):
                 "Bronco needs uniform above 0, so that every flip can be drawn, and at most 1, but "
                 f"was given {self.uniform}."
             )
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"Bronco needs 0 <= decay < 1, but was given {self.decay}.")
+        if not self.memory > 0:
+            raise ValueError(f"Bronco needs memory above 0, but was given {self.memory}.")
 
     @property
     def needs_gradient(self):
@@ -172,19 +176,20 @@ class Bronco(Estimator):
             number = cv.effect[..., 1] + ERROR * jnp.mean(cv.effect[..., 1]) + TINY
             effect = cv.effect[..., 0] / number
             linear = take(effect, row.values) - take(effect, dist.index(at.x)[..., None])
-        # That of this very step, so that a jump of the objective does not upset the guess; some of
-        # the past's, so that f may have no slope.
-        scale = jnp.maximum(jnp.mean(jnp.abs(linear)), 1e-3 * cv.change / (cv.flips + TINY))
-        scale = jnp.where(scale > 0, scale, 1)
+        scale = past = cv.change / (cv.flips + TINY)
+        if self.use_gradient:
+            slope = jnp.mean(jnp.abs(linear))
+            scale = jnp.where(slope > JUMP * past, slope, past)
+        cv = after_jump(cv, scale)
 
         mean, deviation = cv.value / (cv.steps + TINY), cv.deviation / (cv.steps + TINY)
         value = (at.fx - mean) / jnp.where(deviation > 0, deviation, 1)
-        value = jnp.where(deviation > 0, jnp.clip(value, -3, 3), 0)[..., None, None]
+        value = jnp.where(deviation > 0, jnp.clip(value, -5, 5), 0)[..., None, None]
         curvature = squared_step(dist, at.x, row)
-        features = linear / scale, curvature, curvature * value
+        features = linear / jnp.where(scale > 0, scale, 1), curvature, curvature * value
         # One by one: an array of all would have to be written to memory.
         a, b, c = (column[:, None] for column in coefficients(cv).T)
-        change = scale * (a * features[0] + b * features[1] + c * features[2])
+        change = a * linear + scale * (b * features[1] + c * features[2])
 
         spread = jnp.sum(cv.error) / (jnp.sum(cv.size) + TINY)
         few = ERROR * jnp.sum(cv.size) / (cv.flips + TINY) + TINY
@@ -221,10 +226,11 @@ class Bronco(Estimator):
         known = functools.partial(at_slots, slots=slots)
         change = changes(at)
         coordinates = slots // guess.change.shape[-1]
-        # Before anything is known the scale is that of what is seen first.
-        first = (cv.flips == 0) & (self.use_gradient is False)
         seen = jnp.mean(jnp.abs(change))
-        scale = jnp.where(first & (seen > 0), seen, guess.scale)
+        scale = jnp.where(guess.scale > 0, guess.scale, jnp.where(seen > 0, seen, 1))
+        # A slope near zero alone may be chance; that flips do nothing either is a jump downwards.
+        now = jnp.maximum(jnp.mean(jnp.abs(guess.features[0])) * scale, seen)
+        cv = after_jump(cv, jnp.where(now * JUMP < guess.scale, now, guess.scale))
         # Over π: as if all neighbours had been seen.
         slots_count = math.prod(guess.change.shape[-2:])
         weight = known(guess.size) ** 2 / (known(guess.probability) * slots_count)
@@ -264,10 +270,23 @@ class Bronco(Estimator):
             jnp.ones_like(count),
             effect,
         )
-        slow = jax.tree.map(lambda leaf: self.decay, cv)
-        fast = lambda cv: (cv.value, cv.deviation, cv.steps)
-        decay = eqx.tree_at(fast, slow, (VALUE_DECAY,) * 3)
+        window = self.memory * d
+        slow = jax.tree.map(lambda leaf: window / (window + slots.size), cv)
+        fast = 1 - min(1 / VALUE_STEPS, at.fx.size / VALUE_SAMPLES)
+        of_value = lambda cv: (cv.value, cv.deviation, cv.steps)
+        decay = eqx.tree_at(of_value, slow, (fast,) * 3)
         return jax.tree.map(lambda old, new, by: by * old + new.astype(old.dtype), cv, new, decay)
+
+
+def after_jump(cv: Any, scale: Float[Array, ""]) -> Any:
+    """If the objective has jumped, `scale` is not the past's: then that is forgotten, and what is
+    not in its units, the mean of f. Sums that are stay right."""
+    change = scale.astype(cv.change.dtype) * cv.flips
+    jumped = jnp.abs(change - cv.change) > 0.1 * change
+    old = (cv.value, cv.deviation, cv.steps)
+    kept = (jnp.where(jumped, 0, leaf) for leaf in old)
+    where = lambda cv: (cv.change, cv.value, cv.deviation, cv.steps)
+    return eqx.tree_at(where, cv, (jnp.where(jumped, change, cv.change), *kept))
 
 
 def flipped(
@@ -358,10 +377,9 @@ def coefficients(cv: Any) -> Float[Array, "d 3"]:
     """a, b, c of each coordinate: least squares, shrunk towards those common to all."""
     total, total_cross = jnp.sum(cv.gram, axis=0), jnp.sum(cv.cross, axis=0)
     one_flip = jnp.diagonal(total) / (cv.flips + TINY) + TINY
-    straight_through = jnp.asarray([1, 0, 0], total.dtype)
-    common = solve(
-        total + jnp.diag(COMMON * one_flip), total_cross + COMMON * one_flip * straight_through
-    )
+    # Straight-through; but means of past flips are to prove their worth.
+    first = jnp.asarray([1 if cv.effect is None else 0, 0, 0], total.dtype)
+    common = solve(total + jnp.diag(COMMON * one_flip), total_cross + COMMON * one_flip * first)
     return solve(cv.gram + jnp.diag(OWN * one_flip), cv.cross + OWN * one_flip * common)
 
 

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..arrays import compute_dtype, weighted_mean
+from ..arrays import as_index, compute_dtype, weighted_mean
 from ..distributions import Bernoulli
 from .base import Estimator, check_distribution, check_num_samples
 
@@ -32,7 +32,7 @@ class DisARM(Estimator):
     (2,)
     """
 
-    num_samples: int = eqx.field(static=True, default=2)
+    num_samples: int = eqx.field(static=True, converter=as_index, default=2)
     distributions: ClassVar = (Bernoulli,)
 
     def __check_init__(self):

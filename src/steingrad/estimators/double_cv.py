@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import compute_dtype, mean_of_others, mean_of_samples
+from ..arrays import as_index, compute_dtype, mean_of_others, mean_of_samples
 from ..distributions import Bernoulli
 from .base import Estimator, check_num_samples
 
@@ -40,7 +40,7 @@ class DoubleCV(Estimator):
 
         alpha: Float[Array, ""]
 
-    num_samples: int = eqx.field(static=True, default=2)
+    num_samples: int = eqx.field(static=True, converter=as_index, default=2)
     distributions: ClassVar = (Bernoulli,)
 
     def __check_init__(self):

@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from ..arrays import as_index
 from ..distributions import Bernoulli, Categorical, Ordinal
 from ..operators import Gibbs
 from .base import Estimator, check_num_samples
@@ -31,7 +32,7 @@ class LocalExpectation(Estimator):
     4
     """
 
-    num_samples: int = eqx.field(static=True, default=1)
+    num_samples: int = eqx.field(static=True, converter=as_index, default=1)
     distributions: ClassVar = (Bernoulli, Categorical, Ordinal)
 
     def __check_init__(self):
@@ -43,7 +44,7 @@ class LocalExpectation(Estimator):
         return dist.is_product
 
     def num_evaluations(self, dist):
-        return self.num_samples * (1 + dist.num_coordinates * (dist.num_values - 1))
+        return self.num_samples * (1 + dist.num_neighbours)
 
     def gradient(self, cv, dist, at):
         if at.f is None:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import event_axes, mean_of_others, mean_of_samples, others
+from ..arrays import as_index, event_axes, mean_of_others, mean_of_samples, others
 from ..distributions import Bernoulli, Categorical
 from ..surrogates import MLPSurrogate
 from .base import Estimator, check_num_samples
@@ -36,7 +36,7 @@ class ModifiedRelax(Estimator):
         scale: Float[Array, ""]
         surrogate: Any
 
-    num_samples: int = eqx.field(static=True, default=2)
+    num_samples: int = eqx.field(static=True, converter=as_index, default=2)
     surrogate: MLPSurrogate = MLPSurrogate()
     distributions: ClassVar = (Bernoulli, Categorical)
 

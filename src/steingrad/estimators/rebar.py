@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from ..arrays import compute_dtype, weighted_mean
+from ..arrays import as_index, compute_dtype, weighted_mean
 from ..distributions import Bernoulli, Categorical
 from ..distributions.base import Distribution
 from ..objective import Evaluated
@@ -52,7 +52,7 @@ class Rebar(Estimator):
         log_temperature: Float[Array, ""]
         scale: Float[Array, ""]
 
-    num_samples: int = eqx.field(static=True, default=1)
+    num_samples: int = eqx.field(static=True, converter=as_index, default=1)
     distributions: ClassVar = (Bernoulli, Categorical)
 
     def __check_init__(self):
@@ -106,7 +106,7 @@ def relaxed_estimate(
     x, key = at.x, at.key
     if key is None:
         raise ValueError("REBAR and RELAX draw noise: pass key=... to `estimate`.")
-    logits = dist.parameters.astype(compute_dtype(dist.parameters))
+    logits = finite(dist, dist.parameters.astype(compute_dtype(dist.parameters)))
     logits = jnp.broadcast_to(logits, x.shape)  # a copy for each sample, hence a gradient for each
     draw = jax.random.logistic if isinstance(dist, Bernoulli) else jax.random.gumbel
     noise, noise_tilde = draw(key, (2, *x.shape), logits.dtype)
@@ -121,6 +121,15 @@ def relaxed_estimate(
 
     reparameterised, c_tilde = jax.grad(difference, has_aux=True)(logits)
     return weighted_mean(signal - c_tilde, dist.score(x)) + jnp.mean(reparameterised, axis=0)
+
+
+def finite(dist: Distribution, logits: Array) -> Array:
+    """Logits without infinite ones, of which differences are no numbers: what never happens has
+    the probability e⁻¹⁰⁰ in its place."""
+    if isinstance(dist, Bernoulli):
+        return jnp.where(jnp.isinf(logits), 100 * jnp.sign(logits), logits)
+    least = jnp.max(logits, axis=-1, keepdims=True) - 100
+    return jnp.where(jnp.isneginf(logits), least, logits)
 
 
 def location(dist: Distribution, logits: Array) -> Array:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from ..arrays import weighted_mean
+from ..arrays import as_index, weighted_mean
 from .base import Estimator, check_num_samples
 
 DECAY = 0.99
@@ -37,7 +37,7 @@ class Reinforce(Estimator):
 
         baseline: Float[Array, ""]
 
-    num_samples: int = eqx.field(static=True, default=1)
+    num_samples: int = eqx.field(static=True, converter=as_index, default=1)
     baseline: int | float | str | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ..arrays import as_index
 from ..distributions import Bernoulli, Categorical
 from .base import Estimator, check_num_samples
 from .rebar import at_relaxed_points, initial_log_temperature, relaxed_estimate, slow_adam
@@ -41,9 +42,9 @@ class Relax(Estimator):
         scale: Float[Array, ""]
         network: dict[str, Float[Array, "..."]]
 
-    num_samples: int = eqx.field(static=True, default=1)
-    context_size: int = eqx.field(static=True, default=0)
-    hidden: int = eqx.field(static=True, default=137)
+    num_samples: int = eqx.field(static=True, converter=as_index, default=1)
+    context_size: int = eqx.field(static=True, converter=as_index, default=0)
+    hidden: int = eqx.field(static=True, converter=as_index, default=137)
     distributions: ClassVar = (Bernoulli, Categorical)
 
     def __check_init__(self):

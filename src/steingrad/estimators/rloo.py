@@ -2,7 +2,7 @@
 
 import equinox as eqx
 
-from ..arrays import mean_of_others, weighted_mean
+from ..arrays import as_index, mean_of_others, weighted_mean
 from .base import Estimator, check_num_samples
 
 
@@ -20,7 +20,7 @@ class RLOO(Estimator):
     (2,)
     """
 
-    num_samples: int = eqx.field(static=True, default=2)
+    num_samples: int = eqx.field(static=True, converter=as_index, default=2)
 
     def __check_init__(self):
         check_num_samples("RLOO", self.num_samples, 2, "each sample's baseline being the others")

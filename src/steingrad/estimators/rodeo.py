@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import mean_of_others, mean_of_samples, mean_of_squares
+from ..arrays import as_index, mean_of_others, mean_of_samples, mean_of_squares
 from ..distributions.base import Distribution
 from ..objective import Evaluated
 from ..operators import Gibbs, Operator
@@ -53,7 +53,7 @@ class Rodeo(Estimator):
         beta: Float[Array, ""] | None
         products: Products | None = None
 
-    num_samples: int = eqx.field(static=True, default=2)
+    num_samples: int = eqx.field(static=True, converter=as_index, default=2)
     operator: Operator = Gibbs()
     surrogate: Surrogate = MLPSurrogate()
     loo: bool = eqx.field(static=True, default=True)

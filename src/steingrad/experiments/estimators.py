@@ -186,6 +186,13 @@ DESCRIPTIONS = {
         watch=("log_temperature", "scale"),
         cost=1.3,
     ),
+    "straight_through": Description(
+        "Straight-through", _plain(estimators.StraightThrough), style=12, biased=True
+    ),
+    "gumbel_softmax": Description(
+        "Gumbel-softmax", _plain(estimators.GumbelSoftmax), style=13, biased=True
+    ),
+    "reinmax": Description("ReinMax", _plain(estimators.ReinMax), style=14, biased=True),
     "local_expectation": Description(
         "Local expectation", _plain(estimators.LocalExpectation), style=9, cost=40.0
     ),

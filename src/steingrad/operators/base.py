@@ -1,8 +1,12 @@
 """The sparse row that every operator gives, and how an operator is written."""
 
 import abc
+import functools
+import itertools
+import math
+import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -10,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from ..arrays import expand, scatter
-from ..distributions.base import Distribution
+from ..distributions import Distribution, Joint
 
 
 class Row(eqx.Module):
@@ -33,13 +37,19 @@ class Row(eqx.Module):
         self, h: Callable[[Float[Array, "..."]], Float[Array, "..."]], x: Float[Array, "..."]
     ) -> Float[Array, "... c n"]:
         r"""$h(y_n)$ for any function `h`, called at every neighbour."""
-        return self.space.at_neighbours(h, x, self.values, self.coordinates)
+        h_values = self.space.at_neighbours(h, x, self.values, self.coordinates)
+        # Where q is 0 and hence the weight, h may be infinite: log q is.
+        return jnp.where(self.weights == 0, 0, h_values)
 
     def linear_change(
         self, gradient: Float[Array, "..."], x: Float[Array, "..."]
     ) -> Float[Array, "... c n"]:
         r"""$\nabla^\top (y_n - x)$."""
         return self.space.linear_change(gradient, x, self.values, self.coordinates)
+
+    def score_change(self, coefficients: Float[Array, "... c n"], x: Float[Array, "..."]) -> Any:
+        r"""$\sum_n c_n \, (s(y_n) - s(x))$."""
+        return self.space.score_change(coefficients, x, self.values, self.coordinates)
 
     def apply(self, h: Float[Array, "... c n"], h_self: Float[Array, "..."]) -> Float[Array, "..."]:
         r"""$(A h)(x)$ from the values of $h$ at the neighbours and at $x$."""
@@ -66,8 +76,68 @@ class Row(eqx.Module):
                 applied = scatter(applied, self.coordinates, self.space.num_coordinates)
         else:
             applied = self.apply(h, h_self)
-        change = self.space.score_change(weights * h, x, self.values, self.coordinates)
+        change = self.score_change(weights * h, x)
         return jax.tree.map(lambda s, c: expand(applied, s.ndim) * s + c, score, change)
+
+
+class JointRow(Row):
+    """The row of an operator on a `Joint`: the neighbours of each of its parts, one after the other
+    along the axis of coordinates."""
+
+    rows: tuple[Row, ...] = ()
+
+    @classmethod
+    def of(cls, joint: Joint, rows: list[Row], shares: list[float]) -> "JointRow":
+        """The rows of the parts, with a factor for each."""
+        weights = [row.weights * share for row, share in zip(rows, shares, strict=True)]
+        here = [row.self_weight * share for row, share in zip(rows, shares, strict=True)]
+        return cls(
+            values=_stack([row.values for row in rows]),
+            weights=_stack(weights),
+            self_weight=functools.reduce(operator.add, here),
+            coordinates=None,
+            space=joint,
+            own=rows[0].own,
+            rows=tuple(rows),
+        )
+
+    def evaluate(self, h, x):
+        states = self.space.each(x)
+
+        def with_part(p):
+            return lambda own: h(self.space.join([*states[:p], own, *states[p + 1 :]]))
+
+        return _stack([row.evaluate(with_part(p), states[p]) for p, row in enumerate(self.rows)])
+
+    def linear_change(self, gradient, x):
+        parts = zip(self.rows, self.space.each(gradient), self.space.each(x), strict=True)
+        return _stack([row.linear_change(g, own) for row, g, own in parts])
+
+    def score_change(self, coefficients, x):
+        parts = zip(self.rows, self._each(coefficients), self.space.each(x), strict=True)
+        return self.space.named([row.score_change(c, own) for row, c, own in parts])
+
+    def apply_to_score(self, h, h_self, score, x):
+        if not self.own:
+            return super().apply_to_score(h, h_self, score, x)
+        scores, states = self.space.in_order(score), self.space.each(x)
+        parts = zip(self.rows, self._each(h), scores, states, strict=True)
+        return self.space.named(
+            [row.apply_to_score(own, h_self, s, state) for row, own, s, state in parts]
+        )
+
+    def _each(self, h: Float[Array, "... c 1"]) -> list[Array]:
+        """What belongs to the neighbours of each part."""
+        shapes = [row.values.shape[-2:] for row in self.rows]
+        ends = list(itertools.accumulate(map(math.prod, shapes)))[:-1]
+        pieces = jnp.split(h[..., 0], ends, axis=-1)
+        return [p.reshape(*p.shape[:-1], *n) for p, n in zip(pieces, shapes, strict=True)]
+
+
+def _stack(pieces: list[Array]) -> Array:
+    """Arrays over neighbours, `[..., c, n]`, as one `[..., c, 1]`."""
+    flat = [piece.reshape(*piece.shape[:-2], -1, 1) for piece in pieces]
+    return jnp.concatenate(flat, axis=-2)
 
 
 class Operator(eqx.Module):
@@ -101,6 +171,8 @@ class CoordinateOperator(Operator):
     """
 
     num_coordinates: eqx.AbstractVar[int | None]
+    averages: ClassVar[bool] = False
+    """Whether it is a mean over coordinates, with 1/d, or a sum."""
 
     @abc.abstractmethod
     def offsets(self, dist: Distribution) -> tuple[int, ...]:
@@ -121,6 +193,8 @@ class CoordinateOperator(Operator):
     ) -> Row:
         """The row of the operator at each state in `x`, of shape `[..., *event]`."""
         check_state(dist, x)
+        if isinstance(dist, Joint):
+            return self._of_parts(dist, x)
         d = dist.num_coordinates
         m = d if self.num_coordinates is None else self.num_coordinates
         if m > d:
@@ -141,6 +215,19 @@ class CoordinateOperator(Operator):
         weights, self_weight = self.weights(dist, x, values, coordinates)
         return Row(values, weights * (d / m), self_weight * (d / m), coordinates, dist, self._own)
 
+    def _of_parts(self, joint: Joint, x: Float[Array, "..."]) -> JointRow:
+        if self.num_coordinates is not None:
+            raise ValueError(
+                f"{type(self).__name__}(num_coordinates={self.num_coordinates}) draws among the "
+                "coordinates of one distribution. On a Joint, leave num_coordinates at None: all."
+            )
+        rows, shares = [], []
+        for part, own in zip(joint.parts, joint.each(x), strict=True):
+            rows.append(self.neighbours(part, own.astype(part.dtype)))
+            share = part.num_coordinates / joint.num_coordinates
+            shares.append(share if self.averages else 1.0)
+        return JointRow.of(joint, rows, shares)
+
     @property
     def _own(self) -> bool:
         return False
@@ -151,11 +238,13 @@ def systematic_sample(start: Int[Array, "..."], m: int, d: int) -> Int[Array, ".
     return (start[..., None] + d * jnp.arange(m, dtype=start.dtype)) // m
 
 
-def check_num_coordinates(name: str, num_coordinates: int | None) -> None:
-    if num_coordinates is not None and num_coordinates < 1:
+def check_num_coordinates(name: str, num_coordinates: Any) -> None:
+    if num_coordinates is None:
+        return
+    if not isinstance(num_coordinates, int) or num_coordinates < 1:
         raise ValueError(
-            f"{name} needs num_coordinates of 1 or more (or None: all), but was given "
-            f"{num_coordinates}."
+            f"{name} needs a whole num_coordinates of 1 or more (or None: all), but was given "
+            f"{num_coordinates!r}."
         )
 
 

@@ -1,8 +1,11 @@
 """The birth-death operator and its one-sided relative, the difference operator."""
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax.numpy as jnp
 
+from ..arrays import as_index
 from ..distributions.base import Distribution
 from .base import CoordinateOperator, check_damping, check_num_coordinates, damped_log_ratio
 
@@ -13,7 +16,8 @@ class BirthDeath(CoordinateOperator):
 
     $\mathrm{inc}_i$ and $\mathrm{dec}_i$ move coordinate $i$ to the next and to the previous value,
     cyclically. With two values they are the same state, and both terms count. `damping` (off by
-    default) adds a constant to the denominator of $b_i$ and breaks $E_q[A h] = 0$.
+    default) adds a constant to the denominator of $b_i$ and breaks $E_q[A h] = 0$. So do values of
+    probability 0: with logits of $-\infty$ the weights are NaN.
 
     Reference: Shi et al. 2022, section 3.
 
@@ -25,7 +29,8 @@ class BirthDeath(CoordinateOperator):
     """
 
     damping: float = eqx.field(static=True, default=0.0)
-    num_coordinates: int | None = eqx.field(static=True, default=None)
+    num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
+    averages: ClassVar = True
 
     def __check_init__(self):
         check_num_coordinates("BirthDeath", self.num_coordinates)
@@ -36,6 +41,7 @@ class BirthDeath(CoordinateOperator):
 
     def weights(self, dist, x, values, coordinates):
         birth = jnp.exp(damped_log_ratio(dist, x, values[..., :1], coordinates, self.damping))
+        birth = nan_if_impossible(birth, dist, x, values[..., 1:], coordinates)
         weights = jnp.concatenate([birth, jnp.ones_like(birth)], -1) / dist.num_coordinates
         return weights, -jnp.sum(weights, axis=(-2, -1))
 
@@ -45,7 +51,8 @@ class Difference(CoordinateOperator):
     with $b_i(x) = q(\mathrm{inc}_i x) / q(x)$.
 
     `damping` (off by default; the paper's ablation uses $10^{-3}$) adds a constant to the
-    denominator of $b_i$ and breaks $E_q[A h] = 0$.
+    denominator of $b_i$ and breaks $E_q[A h] = 0$. So do values of probability 0: with logits of
+    $-\infty$ the weights are NaN.
 
     Reference: Yang et al., "Goodness-of-fit testing for discrete distributions via Stein
     discrepancy", ICML 2018; Shi et al. 2022, section 3.
@@ -57,7 +64,8 @@ class Difference(CoordinateOperator):
     """
 
     damping: float = eqx.field(static=True, default=0.0)
-    num_coordinates: int | None = eqx.field(static=True, default=None)
+    num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
+    averages: ClassVar = True
 
     def __check_init__(self):
         check_num_coordinates("Difference", self.num_coordinates)
@@ -69,5 +77,12 @@ class Difference(CoordinateOperator):
     def weights(self, dist, x, values, coordinates):
         up = dist.shift(x, (1,), coordinates)
         birth = jnp.exp(damped_log_ratio(dist, x, up, coordinates, self.damping))
+        birth = nan_if_impossible(birth, dist, x, values, coordinates)
         birth = birth / dist.num_coordinates
         return jnp.full_like(birth, 1 / dist.num_coordinates), -jnp.sum(birth, axis=(-2, -1))
+
+
+def nan_if_impossible(birth, dist, x, down, coordinates):
+    """NaN where dec(x) has probability 0: x is then reached from a state that is never visited, and
+    what leaves x does not come back."""
+    return jnp.where(jnp.isneginf(dist.log_ratio(x, down, coordinates)), jnp.nan, birth)

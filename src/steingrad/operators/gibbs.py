@@ -1,9 +1,12 @@
 """The Gibbs operator: resample one coordinate given the others."""
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from ..arrays import as_index
 from ..distributions.base import Distribution
 from .base import CoordinateOperator, check_num_coordinates
 
@@ -30,7 +33,8 @@ class Gibbs(CoordinateOperator):
     """
 
     scan: str = eqx.field(static=True, default="random")
-    num_coordinates: int | None = eqx.field(static=True, default=None)
+    num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
+    averages: ClassVar = True
 
     def __check_init__(self):
         check_num_coordinates("Gibbs", self.num_coordinates)

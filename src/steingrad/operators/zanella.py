@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ..arrays import as_index
 from ..distributions.base import Distribution
 from .base import CoordinateOperator, check_damping, check_num_coordinates, damped_log_ratio
 
@@ -73,7 +74,7 @@ class Zanella(LocallyBalanced):
         static=True, converter=as_neighbourhood, default="full"
     )
     damping: float = eqx.field(static=True, default=0.0)
-    num_coordinates: int | None = eqx.field(static=True, default=None)
+    num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
 
     def __check_init__(self):
         check_balancing(self.kappa)
@@ -96,7 +97,7 @@ class MPF(LocallyBalanced):
         static=True, converter=as_neighbourhood, default="full"
     )
     damping: float = eqx.field(static=True, default=0.0)
-    num_coordinates: int | None = eqx.field(static=True, default=None)
+    num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
 
     def rate(self, log_ratio):
         return jnp.exp(0.5 * log_ratio)
@@ -117,7 +118,7 @@ class Barker(LocallyBalanced):
         static=True, converter=as_neighbourhood, default="full"
     )
     damping: float = eqx.field(static=True, default=0.0)
-    num_coordinates: int | None = eqx.field(static=True, default=None)
+    num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
 
     def rate(self, log_ratio):
         return jax.nn.sigmoid(log_ratio)

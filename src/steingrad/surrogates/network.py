@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..arrays import compute_dtype, mean_of_samples
+from ..arrays import as_index, compute_dtype, mean_of_samples
 from .base import Surrogate, Values
 from .piecewise import PRECISION, piecewise_linear
 
@@ -17,14 +17,17 @@ class NetworkSurrogate(Surrogate):
     r"""A surrogate made of $H$ and $H^*$, the two outputs of one network of `hidden` LeakyReLU
     units (in `layers` = 1 or 2 layers) that sees a value and a linear change."""
 
-    hidden: int = eqx.field(static=True, default=100)
-    layers: int = eqx.field(static=True, default=1)
+    hidden: int = eqx.field(static=True, converter=as_index, default=100)
+    layers: int = eqx.field(static=True, converter=as_index, default=1)
     slope: float = eqx.field(static=True, default=0.3)
 
     def __check_init__(self):
         name = type(self).__name__
-        if self.hidden < 1:
-            raise ValueError(f"{name} needs 1 or more hidden units, but was given {self.hidden}.")
+        if not isinstance(self.hidden, int) or self.hidden < 1:
+            raise ValueError(
+                f"{name} needs a whole number of hidden units, 1 or more, but was given "
+                f"{self.hidden!r}."
+            )
         if self.layers not in (1, 2):
             raise ValueError(f"{name} has 1 or 2 hidden layers, but was given {self.layers}.")
 

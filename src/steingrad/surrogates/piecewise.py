@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ..derivatives import on_each_device
+
 PRECISION = jax.lax.Precision.HIGHEST
 # Units that one pass over the points adds: enough to hide reading and writing the outputs.
 UNITS = 10
@@ -95,6 +97,7 @@ def _backward(slope, residuals, cotangent):
         pieces = _blocks(points, (t.T, jnp.moveaxis(columns, -1, 0)))
         one = lambda t, columns: product(t.T, jnp.moveaxis(columns, 0, -1), offset)
         zeros = jnp.zeros((len(t), 4, len(w_value)), t.dtype)
+        zeros, pieces = on_each_device((zeros, pieces))
         return jax.lax.scan(lambda total, piece: (total + one(*piece), None), zeros, pieces)[0]
 
     blocks = _blocks(rows, (t.reshape(-1, t.shape[-1]), columns, offset))
@@ -135,7 +138,8 @@ def _steepness(cv, f, t, g, slope):
     )
     add = lambda total, weights: (total + unit(*weights), None)
     weights = (*cv["w_in"], cv["b_in"], cv["w_out"])
-    return jax.lax.scan(add, jnp.zeros_like(t), weights)[0]
+    zeros, *weights = on_each_device((jnp.zeros_like(t), *weights))
+    return jax.lax.scan(add, zeros, tuple(weights))[0]
 
 
 def _divide(length: int, blocks: float) -> int:

@@ -75,6 +75,42 @@ class LocalExpectation(Named):
     kind = sg.LocalExpectation
 
 
+class CARMS(Named):
+    """`steingrad.CARMS`, with its settings: coupled samples of categories."""
+
+    kind = sg.CARMS
+
+
+class DisARMIW(Named):
+    """`steingrad.DisARMIW`, with its settings: coupled samples of categories."""
+
+    kind = sg.DisARMIW
+
+
+class DisARMSB(Named):
+    """`steingrad.DisARMSB`, with its settings: coupled samples of categories."""
+
+    kind = sg.DisARMSB
+
+
+class StraightThrough(Named):
+    """`steingrad.StraightThrough`, with its settings: biased."""
+
+    kind = sg.StraightThrough
+
+
+class ReinMax(Named):
+    """`steingrad.ReinMax`, with its settings: biased."""
+
+    kind = sg.ReinMax
+
+
+class GumbelSoftmax(Named):
+    """`steingrad.GumbelSoftmax`, with its settings: biased."""
+
+    kind = sg.GumbelSoftmax
+
+
 class Rebar(Named):
     """Not available: it differentiates f between the states, twice, inside JAX. It raises."""
 

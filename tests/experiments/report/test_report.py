@@ -1,6 +1,7 @@
 """Reports of made-up runs: what the tables say, what is left out, and that it can be made again."""
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -287,6 +288,71 @@ class TestFiles:
         with pytest.warns(UserWarning, match="line [45], is left out") as said:
             assert len(collect(tmp_path / "out").runs) == 3
         assert len(said) == 2
+
+    def test_an_earlier_report_stays_until_the_new_one_is_there(self, runs, tmp_path, monkeypatch):
+        out = tmp_path / "out"
+        write_report(runs, out)
+        before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        write_run(runs / "more", short(MNIST["rloo"]))
+
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("steingrad.experiments.report.plot", full)
+        with pytest.raises(OSError, match="No space"):
+            write_report(runs, out)
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+    @pytest.mark.parametrize("name", [b"caf\xe9", b"two\nlines", b"a|b <i>"])
+    def test_odd_names_of_folders(self, runs, tmp_path, name):
+        """Shown by their codes or in one line; not a reason to leave a run out."""
+        write_run(runs / os.fsdecode(name), short(MNIST["rloo"]), status="running", lines=4)
+        write_report(runs, tmp_path / "out")
+        text = (tmp_path / "out" / "report.md").read_text("utf-8")
+        shown = {
+            b"caf\xe9": r"caf\udce9",
+            b"two\nlines": "two lines",
+            b"a|b <i>": r"a\|b &lt;i&gt;",
+        }
+        assert f"| {shown[name]} | not finished" in text
+        assert (tmp_path / "out" / "index.html").read_text("utf-8")
+        assert len(collect(tmp_path / "out").runs) == 4
+
+    def test_damaged_results(self, runs, tmp_path):
+        write_report(runs, tmp_path / "out")
+        path = tmp_path / "out" / "results.jsonl"
+        first, *others = path.read_bytes().splitlines()
+        record = json.loads(first)
+        line = record["metrics"][0]
+        bad = [
+            b"\xff\xfe",
+            b"[" * 100_000,
+            b"[1]",
+            *(
+                json.dumps({**record, **fields}).encode()
+                for fields in (
+                    {"metrics": [{**line, "objective": "high"}]},
+                    {"metrics": [{**line, "step": None}]},
+                    {"metrics": 3},
+                    {"name": 5},
+                    {"ms_per_step": "fast"},
+                    {"environment": []},
+                    {"data_files": {"a": 1}},
+                )
+            ),
+        ]
+        path.write_bytes(b"\n".join([*bad, *others]))
+        (tmp_path / "out" / "deep" / "results.jsonl").mkdir(parents=True)
+        with pytest.warns(UserWarning, match="is left out") as said:
+            assert len(collect(tmp_path / "out").runs) == 2
+        assert len(said) == len(bad) + 1
+
+    def test_zeros(self, tmp_path):
+        """A variance or a time of zero has no logarithm and divides nothing."""
+        for name in ("rodeo", "disarm"):
+            write_run(tmp_path / "runs" / name, short(MNIST[name]), variance=0.0, ms=0.0)
+        write_report(tmp_path / "runs", tmp_path / "out")
+        assert "0.00" in (tmp_path / "out" / "report.md").read_text()
 
     def test_everything_is_escaped(self):
         table = Table("<a>", ("<b>",), (Block("", ()),), ("<c> & | _",))

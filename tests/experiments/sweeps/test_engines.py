@@ -1,6 +1,7 @@
 """Where runs are carried out: processes that are killed, a cluster that loses a node."""
 
 import dataclasses
+import json
 import os
 import signal
 import sys
@@ -71,9 +72,9 @@ class TestProcesses:
 def owner(folder: Path) -> tuple[int, int] | None:
     """The process at work in a run folder, and its parent."""
     try:
-        pid = int((folder / ".lock").read_text().split()[1])
+        pid = json.loads((folder / ".owner").read_text())["pid"]
         return pid, int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    except (OSError, IndexError):  # not started, or ended
+    except (OSError, ValueError):  # not started, or ended
         return None
 
 

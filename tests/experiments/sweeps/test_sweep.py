@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import sys
+import warnings
 
 import pytest
 from here import IMPOSSIBLE, SCHEDULE, SMALL, Here, lines, statuses
@@ -13,7 +14,8 @@ from steingrad.experiments.paper import grid
 from steingrad.experiments.paper.settings import run_name
 from steingrad.experiments.sweeps.plan import plan
 from steingrad.experiments.sweeps.sweep import sweep
-from steingrad.experiments.sweeps.worker import Job, attempt, exclusive
+from steingrad.experiments.sweeps.worker import Job, attempt
+from steingrad.experiments.training.lock import sole_owner
 
 
 @pytest.fixture
@@ -73,9 +75,44 @@ class TestSweep:
         broken = sweep(plan(runs, tmp_path), tmp_path, Here(), quiet=True)
         assert "config.json is damaged" in broken["run"]
 
+    def test_a_damaged_folder_stops_nothing_else(self, tmp_path):
+        """Each is named at the end, with what is wrong with it."""
+        damage = {
+            "alien": ("config.json", b'{"a": 1}'),
+            "text": ("config.json", b"\xff\xfe"),
+            "left": ("checkpoint-0000000020.eqx", b""),
+            "deep": ("config.json", b"[" * 100_000),
+        }
+        for name, (file, content) in damage.items():
+            (tmp_path / name).mkdir()
+            (tmp_path / name / file).write_bytes(content)
+        (tmp_path / "file").write_text("not a folder")
+        stray = Run.create(tmp_path / "stray", SMALL, {}, {})
+        (stray.path / "checkpoint-best.eqx").write_bytes(b"")
+        (stray.path / "metrics.jsonl").write_bytes(b'{"step": "x"}\n[3]\n\xff')
+        runs = dict.fromkeys([*damage, "file", "stray", "good"], SMALL)
+        broken = sweep(plan(runs, tmp_path), tmp_path, Here(), quiet=True)
+        assert sorted(broken) == sorted([*damage, "file", "stray"])
+        assert "was not written by `steingrad train`" in broken["alien"]
+        assert "has files of another run" in broken["left"]
+        assert "was trained on other data files" in broken["stray"]
+        assert Run(tmp_path / "good").status == "finished"
+
+    def test_warnings_of_workers_are_kept(self, tmp_path):
+        job = Job(SMALL, tmp_path / "run", SCHEDULE)
+        assert attempt(job) is None
+        with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
+            file.write(b"[]\n")
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            assert attempt(job) is None
+        said = (tmp_path / "run" / "errors.log").read_text()
+        assert "warning: " in said
+        assert "(not an object) left out" in said
+
     def test_one_process_for_each_run(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("steingrad.experiments.sweeps.worker.LOCK_SECONDS", 0)
-        with exclusive(tmp_path / "run"):
+        monkeypatch.setattr("steingrad.experiments.sweeps.worker.LOCK_SECONDS", 0.0)
+        with sole_owner(tmp_path / "run"):
             problem = attempt(Job(SMALL, tmp_path / "run"))
         assert problem is not None
         assert f"Process {os.getpid()} on " in problem
@@ -121,7 +158,8 @@ class TestCommandLine:
     def test_interrupted(self, tiny, tmp_path, monkeypatch, capsys):
         engine = self.engine(monkeypatch, KeyboardInterrupt())
         assert self.run("tiny", "--out", tmp_path) == 130
-        assert "the same command goes on" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "stopped. There is no checkpoint yet: the same command begins again." in said
         assert engine.stopped
 
     @pytest.mark.parametrize(

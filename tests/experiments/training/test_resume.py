@@ -1,18 +1,24 @@
 """Interrupted, killed, damaged: a run goes on and ends with the same numbers."""
 
+import contextlib
 import dataclasses
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import warnings
+from pathlib import Path
 
 import pytest
 
 from marks import slow
 from small_runs import SCHEDULE, SMALL, lines
 from steingrad.experiments import Run, RunError, Schedule, train
+from steingrad.experiments.training.lock import sole_owner
 from steingrad.experiments.training.resume import environments
 
 
@@ -52,6 +58,17 @@ def copy_of(run, path):
     return Run(path)
 
 
+@contextlib.contextmanager
+def warned(*says):
+    """Exactly these warnings, in this order."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        yield
+    assert len(said) == len(says), [str(one.message) for one in said]
+    for one, expected in zip(said, says, strict=True):
+        assert re.search(expected, str(one.message))
+
+
 @pytest.mark.parametrize("damage", ["flip", *slow("truncate", "header", "empty")])
 def test_damaged_checkpoint_falls_back(trained, tmp_path, damage):
     run = copy_of(trained, tmp_path / "run")
@@ -67,9 +84,10 @@ def test_damaged_checkpoint_falls_back(trained, tmp_path, damage):
         content = bytearray()
     newest.write_bytes(content)
     run.update(status="running")
-    with pytest.warns(UserWarning, match="damaged.*Trying the one before"):
+    with warned("damaged.*Trying the one before", "goes on from step 40.*0060.unused"):
         again = train(SMALL, run.path, schedule=SCHEDULE, resume=True, quiet=True)
     assert lines(again) == lines(trained)
+    assert (run.path / "checkpoint-0000000060.unused").read_bytes() == content
 
 
 def test_all_checkpoints_damaged(trained, tmp_path):
@@ -140,3 +158,84 @@ def test_a_run_of_format_1_is_not_continued(trained, tmp_path):
     assert Run(run.path).config == SMALL
     with pytest.raises(RunError, match="begun by an earlier version"):
         train(SMALL, run.path, resume=True, quiet=True)
+
+
+CUT = "metrics.jsonl is damaged: line 3 .not JSON. left out"
+LACKS = "lacks 1 of its 3 metrics up to step 60. Trying the checkpoint before"
+ASIDE = "goes on from step 40. What was newer is kept as checkpoint-0000000060.unused"
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (
+            lambda text: b"".join(text.splitlines(True)[:2]) + b'{"step": 6',
+            (CUT, LACKS, ASIDE, CUT),
+        ),
+        (lambda text: b"[1]\n" + text, ("line 1 .not an object.", "line 1")),
+        *slow((lambda text: b"\xff\n" + text, ("line 1 .not JSON.", "line 1"))),
+    ],
+)
+def test_damaged_metrics_fall_back(trained, tmp_path, damage, says):
+    """To the newest checkpoint up to which nothing is missing."""
+    run = copy_of(trained, tmp_path / "run")
+    path = run.path / "metrics.jsonl"
+    path.write_bytes(damage(path.read_bytes()))
+    run.update(status="running")
+    with warned(*says):
+        again = train(SMALL, run.path, schedule=SCHEDULE, resume=True, quiet=True)
+    assert lines(again) == lines(trained)
+
+
+def test_metrics_that_no_checkpoint_brings_back(trained, tmp_path):
+    run = copy_of(trained, tmp_path / "run")
+    (run.path / "metrics.jsonl").unlink()
+    lacks = "lacks 3 of its 3 metrics up to step 60"
+    with warned(lacks, "goes on without the metrics that are missing"):
+        again = train(SMALL, run.path, schedule=SCHEDULE, resume=True, quiet=True)
+    assert lines(again) == lines(trained)[-1:]  # evaluated anew
+
+
+@pytest.mark.slow
+def test_without_checkpoints_a_run_begins_again(trained, tmp_path):
+    run = copy_of(trained, tmp_path / "run")
+    for path in run.checkpoints():
+        path.unlink()
+    with warned("has no checkpoint: it begins again with its first step"):
+        again = train(SMALL, run.path, schedule=SCHEDULE, resume=True, quiet=True)
+    assert lines(again) == lines(trained)
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_a_newest_checkpoint_that_is_no_file(trained, tmp_path, kind):
+    run = copy_of(trained, tmp_path / "run")
+    newest = run.checkpoints()[0]
+    newest.unlink()
+    newest.mkdir() if kind == "folder" else newest.symlink_to("nowhere")
+    with warned("0060.eqx cannot be read: (Is a directory|No such file)", ASIDE):
+        again = train(SMALL, run.path, schedule=SCHEDULE, resume=True, quiet=True)
+    assert lines(again) == lines(trained)
+
+
+def test_metrics_are_on_the_disk_before_the_checkpoint(tmp_path, monkeypatch):
+    """Files in the order in which they are flushed."""
+    run = Run.create(tmp_path / "run", SMALL, {}, {})
+    flushed, fsync = [], os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: flushed.append(os.readlink(f"/proc/self/fd/{fd}")) or fsync(fd)
+    )
+    run.append({"step": 20, "seed": 1, "objective": 1.0})
+    run.save(20, {})
+    names = [Path(path).name for path in flushed]
+    assert names == ["metrics.jsonl", ".checkpoint-0000000020.eqx.tmp", "run"]
+
+
+def test_one_owner(tmp_path):
+    """The second process is told who is at work, before it touches anything."""
+    with sole_owner(tmp_path / "run"):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(RunError, match=rf"Process {os.getpid()} on \S+ is at work in .*run"):
+            train(SMALL, tmp_path / "run", quiet=True)
+        assert sorted(tmp_path.rglob("*")) == before
+    with sole_owner(tmp_path / "run"):  # given back
+        pass

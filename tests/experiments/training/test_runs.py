@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import math
 import shutil
 
+import jax.numpy as jnp
 import pytest
 
 from small_runs import SMALL
@@ -84,10 +86,17 @@ def test_format_1_is_read(tmp_path, changes, expected):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [("{", "is damaged"), ("[]", "was not written by"), ("{}", "was not written by")],
+    [
+        (b"{", "is damaged"),
+        (b"\xff\xfe{}", "is damaged"),
+        (b"[" * 100_000, "is damaged"),
+        (b"[]", "was not written by"),
+        (b"{}", "was not written by"),
+        (b'{"format": 2, "config": {}}', "is damaged: its status is None"),
+    ],
 )
 def test_other_content(tmp_path, content, says):
-    (tmp_path / "config.json").write_text(content)
+    (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(RunError, match=says):
         Run(tmp_path)
 
@@ -108,3 +117,63 @@ def test_updates_keep_the_rest(tmp_path):
     assert (again.status, again.config, again.published) == ("finished", SMALL, {"digits": True})
     with pytest.raises(RunError, match=r"holds a run already. Go on with it \(resume\)"):
         Run.create(run.path, dataclasses.replace(SMALL, steps=5), {}, {})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"config": {"steps": "many"}}, {"config": {"speed": 1}}, {"environment": 3}, {"status": None}],
+)
+def test_damaged_fields(tmp_path, fields):
+    run = Run.create(tmp_path / "run", SMALL, {}, {})
+    rewrite(run.path, **fields)
+    with pytest.raises(RunError, match=r"config\.json"):
+        Run(run.path)
+
+
+def test_every_file_has_the_run_s_identity(tmp_path):
+    """What lies in the folder but is of another run is not used, and that is said."""
+    ours, theirs = (Run.create(tmp_path / name, SMALL, {}, {}) for name in ("ours", "theirs"))
+    assert ours.identity != theirs.identity
+    for number, run in enumerate((ours, theirs)):
+        run.append({"step": 20, "seed": 1, "objective": float(number)})
+        run.save(20 + number, {"weight": jnp.asarray(float(number))})
+    with (ours.path / "metrics.jsonl").open("ab") as file:
+        file.write((theirs.path / "metrics.jsonl").read_bytes())
+    shutil.copy(theirs.checkpoints()[0], ours.path)
+    with pytest.warns(UserWarning, match=r"line 2 \(of another run\) left out"):
+        assert [line["objective"] for line in ours.metrics()] == [0.0]
+    with pytest.warns(UserWarning, match="0021.eqx is of another run"):
+        assert ours.load({"weight": jnp.zeros(())}) == (20, {"weight": 0.0})
+
+
+def test_a_run_without_identity_is_read(tmp_path):
+    """As earlier versions wrote it."""
+    run = Run.create(tmp_path / "run", SMALL, {}, {})
+    rewrite(run.path, run=None)
+    run = Run(run.path)
+    run.append({"step": 20, "seed": 1, "objective": 1.0})
+    assert (run.path / "metrics.jsonl").read_text() == (
+        '{"step": 20, "seed": 1, "objective": 1.0}\n'
+    )
+    run.save(20, {"weight": jnp.ones(())})
+    assert len(list(run.metrics())) == 1
+    assert run.load({"weight": jnp.zeros(())}) == (20, {"weight": 1.0})
+
+
+@pytest.mark.parametrize("left", ["metrics.jsonl", "checkpoint-0000000020.eqx"])
+def test_what_is_left_of_another_run_is_not_taken_over(tmp_path, left):
+    (tmp_path / left).write_text("")
+    (tmp_path / "checkpoint-best.eqx").write_text("")  # anybody's
+    with pytest.raises(RunError, match=f"has files of another run, .* gone: {left}. Move them"):
+        Run.create(tmp_path, SMALL, {}, {})
+    (tmp_path / left).unlink()
+    Run.create(tmp_path, SMALL, {}, {})
+
+
+def test_numbers_that_are_not_finite_are_valid_json(tmp_path):
+    run = Run.create(tmp_path / "run", SMALL, {}, {})
+    run.append({"step": 20, "seed": 1, "objective": math.inf})
+    refuse = lambda word: pytest.fail(word)
+    text = (run.path / "metrics.jsonl").read_text()
+    assert json.loads(text, parse_constant=refuse)["objective"] is None
+    assert math.isnan(next(run.metrics())["objective"])

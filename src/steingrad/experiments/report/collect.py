@@ -13,12 +13,14 @@ import numpy as np
 from ..paper.settings import run_name
 from ..training.config import Config, ConfigError, from_json, to_json
 from ..training.runs import Run, RunError
-from ..training.stored import FORMAT, to_present
+from ..training.stored import FORMAT, check_metrics, to_present
 
 RESULTS = "results.jsonl"
 # The most points of a curve that are kept: more cannot be seen.
 POINTS = 200
-DAMAGE = (RunError, ConfigError, OSError, KeyError, TypeError, ValueError, AttributeError)
+DAMAGE = (
+    RunError, ConfigError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError,
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,9 +120,9 @@ def collect(directory: Path) -> Collection:
     return Collection(tuple(runs), groups, tuple(unused))
 
 
-def write_results(runs: Iterable[StoredRun], path: Path) -> None:
+def results(runs: Iterable[StoredRun]) -> str:
     """One line of JSON for each run."""
-    path.write_text("".join(json.dumps(_to_json(run)) + "\n" for run in runs))
+    return "".join(json.dumps(_to_json(run)) + "\n" for run in runs)
 
 
 def compact(run: Run, name: str) -> StoredRun:
@@ -130,7 +132,7 @@ def compact(run: Run, name: str) -> StoredRun:
         seeds.setdefault(line["seed"], []).append(line)
     kept = []
     times = {
-        seed: [line["ms_per_step"] for line in lines if "ms_per_step" in line]
+        seed: [line["ms_per_step"] for line in lines if line.get("ms_per_step", 0) > 0]
         for seed, lines in seeds.items()
     }
     # Without each seed's first report, which may have waited for other things.
@@ -171,7 +173,14 @@ def _folders(directory: Path) -> list[StoredRun]:
 def _lines(directory: Path) -> list[StoredRun]:
     found = []
     for path in _search(directory, RESULTS):
-        for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            warnings.warn(f"{path} is left out: {error.strerror}.", stacklevel=3)
+            continue
+        for number, line in enumerate(content.split(b"\n"), 1):
+            if not line:
+                continue
             try:
                 found.append(_from_json(json.loads(line)))
             except DAMAGE as error:
@@ -237,5 +246,14 @@ def _to_json(run: StoredRun) -> dict[str, Any]:
 def _from_json(fields: dict[str, Any]) -> StoredRun:
     fields = to_present(fields)
     del fields["format"]
+    for line in fields["metrics"]:
+        check_metrics(line)
     fields.update(config=from_json(fields["config"]), metrics=tuple(fields["metrics"]))
-    return StoredRun(**fields)
+    run = StoredRun(**fields)
+    words = (run.name, *run.data_files.values())
+    times = (run.ms_per_step, *(line.get("seconds") for line in run.metrics))
+    if not all(isinstance(word, str) for word in words) or not isinstance(run.published, dict):
+        raise ValueError("it is damaged: its name or its data files are no words.")
+    if not all(time is None or (isinstance(time, (int, float)) and time >= 0) for time in times):
+        raise ValueError("it is damaged: it has times that are no numbers.")
+    return run

@@ -73,7 +73,7 @@ def mean_curve(label: str, style: int, group: Group, metrics: Sequence[str]) -> 
     """The mean over seeds, at the steps of one of them; None if there are fewer than two points."""
     wanted = ("seconds", *metrics)
     seeds = [
-        [line for line in group.lines(seed) if all(line.get(name) is not None for name in wanted)]
+        [line for line in group.lines(seed) if all(_shows(line, name) for name in wanted)]
         for seed in group.seeds
     ]
     shortest = min(seeds, key=len)
@@ -93,6 +93,14 @@ def mean_curve(label: str, style: int, group: Group, metrics: Sequence[str]) -> 
     }
     rounded = {name: [float(f"{value:.5g}") for value in means[name]] for name in wanted}
     return Curve(label, style, steps, rounded.pop("seconds"), rounded)
+
+
+def _shows(line: Mapping, metric: str) -> bool:
+    """Whether a line has a point of a curve: a logarithmic axis has no place for zero."""
+    value = line.get(metric)
+    return value is not None and (
+        value > 0 or metric == "seconds" or not METRICS[metric].logarithmic
+    )
 
 
 def _table(

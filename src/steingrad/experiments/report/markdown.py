@@ -77,9 +77,10 @@ def _sentences(sentences: Iterable[str]) -> str:
 
 
 def _text(text: str) -> str:
-    r"""Text that Markdown leaves as it is.
+    r"""Text that Markdown leaves as it is, in one line.
 
-    >>> print(_text("a_b | <c>"))
+    >>> print(_text("a_b | <c>\n"))
     a\_b \| &lt;c&gt;
     """
-    return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(text, quote=False))
+    line = " ".join(text.split())
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(line, quote=False))

@@ -120,7 +120,7 @@ def _cell(
     if timing:
         milliseconds = f"{significant(ours)} ms"
         base = numbers.get(reference) if reference else None
-        if base is None:
+        if base is None or not base.mean:
             return Cell(milliseconds, paper, best=best, title=title)
         return Cell(f"{ours.mean / base.mean:.2f}×", paper, milliseconds, best, title=title)
     mark = ""

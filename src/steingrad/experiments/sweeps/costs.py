@@ -1,15 +1,16 @@
 """How long a run will take: from runs of its kind where there are any, a rough figure elsewhere."""
 
+import contextlib
 import dataclasses
-import json
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..estimators import DESCRIPTIONS
-from ..training.config import Config, ConfigError
+from ..training.config import Config
 from ..training.runs import Run, RunError
+from ..training.stored import parse_metrics
 
 # Milliseconds a step for each of the K samples: 28×28 images, batches of 100, two server cores.
 # Only the order of magnitude carries over to other machines, so the first runs there scale it.
@@ -34,20 +35,19 @@ def last_lines(folder: Path) -> list[dict[str, Any]]:
         with (folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
             content = file.read()
-    except FileNotFoundError:
+    except OSError:
         return []
     lines = []
     for line in content.splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:  # the first one is cut by us, the last one may be half written
-            continue
-    return [line for line in lines if isinstance(line, dict)]
+        # The first one is cut by us, the last one may be half written.
+        with contextlib.suppress(ValueError):
+            lines.append(parse_metrics(line))
+    return lines
 
 
 def measured_ms(lines: list[dict[str, Any]]) -> float | None:
     """The median of a run's latest milliseconds a step."""
-    values = [line["ms_per_step"] for line in lines if "ms_per_step" in line]
+    values = [line["ms_per_step"] for line in lines if line.get("ms_per_step", 0) > 0]
     return statistics.median(values) if values else None
 
 
@@ -89,7 +89,7 @@ class Costs:
         for path in sorted(out.glob("*/config.json")):
             try:
                 config = Run(path.parent).config
-            except (RunError, ConfigError):
+            except RunError:
                 continue
             costs = costs.learn(config, measured_ms(last_lines(path.parent)))
         return costs

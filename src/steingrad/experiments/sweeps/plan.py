@@ -12,7 +12,7 @@ from ..display import duration
 from ..paper import grid
 from ..paper.settings import run_name
 from ..training.config import Config, ConfigError
-from ..training.runs import Run, RunError
+from ..training.runs import Run, RunError, checkpoint_step
 from .costs import Costs
 
 
@@ -71,7 +71,7 @@ class Selection:
     def stored_together(self, out: Path) -> bool | None:
         """How the seeds of runs that are there already were run; None if there are none."""
         for together in (False, True):
-            if any((out / name / "config.json").exists() for name in self.runs(together)):
+            if any(Run.there(out / name) for name in self.runs(together)):
                 return together
         return None
 
@@ -130,14 +130,13 @@ def plan(runs: Mapping[str, Config], out: Path) -> list[Planned]:
 
 
 def _status(folder: Path, config: Config) -> tuple[Any, int]:
-    if not (folder / "config.json").exists():
+    if not Run.there(folder):
         return "new", 0
     try:
         run = Run(folder)
-    except (RunError, ConfigError):
+    except RunError:
         return "unreadable", 0  # the worker says why
-    newest = run.checkpoints()[:1]
-    step = int(newest[0].stem.removeprefix("checkpoint-")) if newest else 0
+    step = max(map(checkpoint_step, run.checkpoints()), default=0)
     if run.status == "finished" and run.config.steps >= config.steps:
         return "finished", run.config.steps
     if run.status == "diverged":

@@ -103,7 +103,7 @@ class _Sweep:
         """Read how far the runs have come, from the metrics they write."""
         for name in self.active:
             lines = last_lines(self.out / name)
-            step, ms = max((line.get("step", 0) for line in lines), default=0), measured_ms(lines)
+            step, ms = max((line["step"] for line in lines), default=0), measured_ms(lines)
             self.runs[name] = dataclasses.replace(self.runs[name], step=step)
             self.costs = self.costs.learn(self.runs[name].config, ms)
             self.display.run(name, step, ms)

@@ -4,12 +4,10 @@ import contextlib
 import dataclasses
 import os
 import pickle
-import platform
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Iterator
+import warnings
 from pathlib import Path
 
 from ... import data
@@ -18,14 +16,9 @@ from ..training.loop import Diverged, train
 from ..training.runs import RunError
 from ..training.schedule import Schedule
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
 # For this long a run waits for the process that holds its folder: one whose node was lost may take
 # a moment to notice.
-LOCK_SECONDS = 30
+LOCK_SECONDS = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,55 +39,33 @@ def attempt(job: Job, cores: int | None = None) -> str | None:
     if cores is not None:
         os.environ["PJRT_NPROC"] = str(cores)
     try:
-        with exclusive(job.folder):
-            train(
-                job.config,
-                job.folder,
-                schedule=job.schedule,
-                resume=True,
-                data_dir=job.data_dir,
-                quiet=True,
-            )
+        job.folder.mkdir(parents=True, exist_ok=True)  # for the last words, whatever they are
+        with warnings.catch_warnings(record=True) as said:
+            try:
+                train(
+                    job.config,
+                    job.folder,
+                    schedule=job.schedule,
+                    resume=True,
+                    data_dir=job.data_dir,
+                    quiet=True,
+                    wait=LOCK_SECONDS,
+                )
+            finally:
+                _log(job, "".join(f"warning: {warning.message}\n" for warning in said))
     except Exception as error:
-        with contextlib.suppress(OSError), (job.folder / "errors.log").open("a") as log:
-            traceback.print_exc(file=log)
+        _log(job, traceback.format_exc())
         if isinstance(error, (ConfigError, RunError, Diverged, data.DataError, OSError)):
             return str(error)
         return f"{type(error).__name__}: {error}"
     return None
 
 
-@contextlib.contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """No two processes write to one run, such as those of a sweep that was started twice.
-
-    The system gives the lock back when its process dies, however it dies.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as file:
-        _lock(file, folder)
-        file.truncate(0)
-        file.write(f"{platform.node()} {os.getpid()}\n")
-        file.flush()
-        yield
-
-
-def _lock(file, folder: Path) -> None:
-    deadline = time.monotonic() + LOCK_SECONDS
-    while fcntl is not None:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                file.seek(0)
-                host, pid = [*file.read().split(), "?", "?"][:2]
-                raise RunError(
-                    f"Process {pid} on {host} is at work in {folder}. Wait for it, or stop it."
-                ) from None
-            time.sleep(0.2)
-        except OSError:  # a file system without locks
-            return None
-    return None
+def _log(job: Job, text: str) -> None:
+    """Nobody watches a worker: what it has to say is kept beside the run."""
+    if text:
+        with contextlib.suppress(OSError), (job.folder / "errors.log").open("a") as log:
+            log.write(text)
 
 
 def main() -> None:

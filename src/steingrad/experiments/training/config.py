@@ -11,6 +11,9 @@ from ...estimators import Estimator
 from ...models import VAE, BernoulliLikelihood, GaussianLikelihood, mlp_vae, resnet_vae
 from ..estimators import DESCRIPTIONS, OPERATORS, SURROGATES
 
+SEEDS = 2**31
+"""Seeds are below this: JAX takes 32-bit integers."""
+
 
 class ConfigError(Exception):
     """Settings that do not go together. (Not a ValueError, which tyro would wrap.)"""
@@ -362,7 +365,7 @@ def _check_values(settings: Mapping[str, Any]) -> None:
         )
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError(f"seeds must be one or more different numbers, not {seeds}.")
-    if not all(0 <= seed < 2**31 for seed in seeds):
+    if not all(0 <= seed < SEEDS for seed in seeds):
         raise ConfigError(f"seeds must be between 0 and 2^31 - 1, not {seeds}.")
     coordinates = settings["coordinates"]
     if coordinates is not None and coordinates > min(sizes):

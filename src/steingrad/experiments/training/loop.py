@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from ..display import Display
 from .config import Config
 from .evaluation import elbos, final_bounds
+from .lock import sole_owner
 from .resume import open_run
 from .runs import Run
 from .schedule import Schedule
@@ -38,16 +39,21 @@ def train(
     data_dir: Path | None = None,
     tensorboard: bool = False,
     quiet: bool = False,
+    wait: float = 0.0,
 ) -> Run:
-    """Train, writing to the folder `out`; go on with what is there, if `resume`."""
+    """Train, writing to the folder `out`; go on with what is there, if `resume`.
+
+    A folder that another process writes to is refused after `wait` seconds.
+    """
     schedule = schedule or Schedule()
     if not resume:
         Run.refuse_existing(out)  # before the data are loaded
     task = Task.load(config, data_dir)
-    run, step, state = open_run(task, out, resume)
-    if run.status == "finished" and step == config.steps:
-        return run
     with contextlib.ExitStack() as stack:
+        stack.enter_context(sole_owner(out, wait))
+        run, step, state = open_run(task, out, resume)
+        if run.status == "finished":
+            return run
         display = stack.enter_context(Display(config, step, quiet))
         sinks: list[Emit] = [run.append]
         if tensorboard:
@@ -64,8 +70,8 @@ def train(
             line |= final_bounds(task, state, number)
             emit(line)
             display.final(line)
-    run.update(status="finished")
-    return run
+        run.update(status="finished")
+        return run
 
 
 def _steps(

@@ -1,5 +1,7 @@
-"""Records of runs as they were written, by this version and by earlier ones."""
+"""Records and metrics of runs as they are on disk, by this version and by earlier ones."""
 
+import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,13 +16,17 @@ class RunError(RuntimeError):
     """A run folder that cannot be used as asked."""
 
 
-def to_present(record: Mapping[str, Any]) -> dict[str, Any]:
+def to_present(record: Any) -> dict[str, Any]:
     """A record (its `config`, `data_files`, `published`) in the present format."""
+    kinds = {"config": dict, "status": str, "data_files": dict, "environment": dict}
+    if not isinstance(record, dict) or not isinstance(record.get("config"), dict):
+        raise RunError("it was not written by `steingrad train`.")
     form = record.get("format")
-    if form == FORMAT:
-        return dict(record)
-    if form == 1:
-        return _from_1(record)
+    if form in (1, FORMAT):
+        for name, kind in kinds.items():
+            if not isinstance(record.get(name), kind):
+                raise RunError(f"it is damaged: its {name} is {record.get(name)!r:.60}.")
+        return _from_1(record) if form == 1 else {"published": {}, **record}
     raise RunError(
         f"it has format {form}, and this version of steingrad reads formats 1 to {FORMAT}: use the "
         "version that wrote it."
@@ -48,3 +54,42 @@ def _known(name: str, sha256: str) -> bool | None:
                 only = all(known.startswith("sha256:") for known in file.hashes)
                 return False if only else None
     return True  # bundled with a package
+
+
+def json_line(values: Mapping[str, Any]) -> str:
+    """A line of JSON. It has no word for numbers that are not finite: they are null.
+
+    >>> json_line({"step": 5, "elbo": math.nan})
+    '{"step": 5, "elbo": null}'
+    """
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
+    return json.dumps(finite, allow_nan=False)
+
+
+def parse_metrics(line: bytes | str) -> dict[str, Any]:
+    """A line of metrics; a ValueError says what is wrong with it.
+
+    >>> parse_metrics('{"step": 5, "seed": 1, "elbo": null}')
+    {'step': 5, 'seed': 1, 'elbo': nan}
+    """
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("not JSON") from None
+    check_metrics(found)
+    return {name: math.nan if value is None else value for name, value in found.items()}
+
+
+def check_metrics(line: Any) -> None:
+    """Raise a ValueError unless this is a line of metrics: when, whose, and numbers."""
+    if not isinstance(line, dict):
+        raise ValueError("not an object")
+    for name in ("step", "seed"):
+        if type(line.get(name)) is not int or line[name] < 0:
+            raise ValueError(f"{name} is {line.get(name)!r:.40}")
+    for name, value in line.items():
+        if name not in ("run", "final") and type(value) not in (int, float, type(None)):
+            raise ValueError(f"{name} is {value!r:.40}")

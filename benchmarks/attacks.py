@@ -1,0 +1,368 @@
+"""Attacks on what is on disk: SIGKILL, damaged folders, several owners. Prints a table.
+
+    python benchmarks/attacks.py [--kills 20] [--sweep-kills 5] [--races 5] [--interrupts 20]
+
+Runs of a moment on the digits. Each process is forked from this one, which has imported everything
+but computed nothing: a kill may come at any moment after that, and takes no time to get to.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{tempfile.gettempdir()}/steingrad-attacks")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+import jax
+
+import steingrad_command
+from steingrad import cli
+from steingrad.experiments import Config, Run, RunError, Schedule
+from steingrad.experiments.sweeps.engines import Processes
+from steingrad.experiments.sweeps.plan import plan
+from steingrad.experiments.sweeps.sweep import sweep
+
+TINY = Config(
+    estimator="rloo", layer_sizes=(5,), hidden=(5,), steps=6000, batch_size=20, bound_samples=2
+)
+SCHEDULE = Schedule(report_every=100, checkpoint_every=100)
+SMALL = dataclasses.replace(TINY, steps=60)
+SMALL_SCHEDULE = Schedule(report_every=20, checkpoint_every=20)
+
+
+def command(config: Config, schedule: Schedule, out: Path, *more: str) -> list[str]:
+    settings = ("estimator", "layer_sizes", "hidden", "steps", "batch_size", "bound_samples")
+    words = ["train", *more, "--out", str(out)]
+    for name, value in [
+        *((name, getattr(config, name)) for name in settings),
+        *vars(schedule).items(),
+    ]:
+        values = value if isinstance(value, tuple) else (value,)
+        words += [f"--{name}", *map(str, values)]
+    return words
+
+
+def start(work: Callable[[], Any], log: Path) -> int:
+    """Work in a process of its own, its words in a file; the process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70  # a traceback
+    try:
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        work()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException as error:
+        print(f"Traceback: {error!r}", flush=True)
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def ended(pid: int, after: float) -> int | None:
+    """The exit code of a process within so many seconds; None if it is still at work."""
+    deadline = time.monotonic() + after
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    return None
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def content(path: Path) -> tuple[list[dict], bytes]:
+    """What a run came to: its metrics but for the clock, and the arrays of its last checkpoint."""
+    run = Run(path)
+    assert run.status == "finished"
+    lines = [{k: v for k, v in line.items() if k != "ms_per_step"} for line in run.metrics()]
+    return lines, run.checkpoints()[0].read_bytes().partition(b"\n")[2]
+
+
+def whole(place: Path, name: str, config: Config, schedule: Schedule) -> tuple[Path, float]:
+    """A run that nobody disturbs, and its seconds with everything compiled."""
+    seconds = 0.0
+    for number in range(2):
+        begun = time.monotonic()
+        path = place / f"{name}-{number}"
+        pid = start(lambda path=path: cli.main(command(config, schedule, path)), place / "log")
+        assert ended(pid, 3600) == 0, (place / "log").read_text()
+        seconds = time.monotonic() - begun
+    assert content(place / f"{name}-0") == content(place / f"{name}-1")
+    return place / f"{name}-1", seconds
+
+
+def kills(place: Path, wanted: int, draw: random.Random) -> tuple[int, Counter]:
+    """SIGKILL at random moments of a run, resumed and killed again."""
+    reference, seconds = whole(place, "whole", TINY, SCHEDULE)
+    expected, killed, outcomes, number = content(reference), 0, Counter(), 0
+    while killed < wanted:
+        number += 1
+        out = place / f"killed-{number}"
+        code = None
+        while code is None:
+            work = command(TINY, SCHEDULE, out, "--resume")
+            pid = start(lambda work=work: cli.main(work), place / "log")
+            patience = draw.uniform(0, seconds) if killed < wanted else 3600.0
+            code = ended(pid, patience)
+            if code is None:
+                kill(pid)
+                killed += 1
+        same = code == 0 and content(out) == expected
+        outcomes["run ended bit for bit" if same else f"run broken, code {code}"] += 1
+    return killed, outcomes
+
+
+def sweep_kills(place: Path, wanted: int, draw: random.Random) -> tuple[int, Counter]:
+    """SIGKILL of a sweep with its workers, started again."""
+    runs = {f"seed{seed}": dataclasses.replace(TINY, seeds=(seed,)) for seed in (1, 2)}
+
+    def carry_out(out: Path) -> None:
+        broken = sweep(plan(runs, out), out, Processes(2), schedule=SCHEDULE, quiet=True)
+        assert not broken, broken
+
+    begun = time.monotonic()
+    assert ended(start(lambda: carry_out(place / "sweep-whole"), place / "log"), 3600) == 0
+    seconds = time.monotonic() - begun
+    killed, outcomes, number = 0, Counter(), 0
+    while killed < wanted:
+        number += 1
+        out, code = place / f"sweep-killed-{number}", None
+        while code is None:
+            pid = start(lambda out=out: carry_out(out), place / "log")
+            code = ended(pid, draw.uniform(0, seconds) if killed < wanted else 3600.0)
+            if code is None:
+                kill(pid)
+                killed += 1
+        for name in runs:
+            same = code == 0 and content(out / name) == content(place / "sweep-whole" / name)
+            outcomes["run ended bit for bit" if same else f"run broken, code {code}"] += 1
+    return killed, outcomes
+
+
+def races(place: Path, wanted: int) -> tuple[int, Counter]:
+    """Four processes at once on one folder, half of them with --resume."""
+    reference, _ = whole(place, "small", SMALL, SMALL_SCHEDULE)
+    outcomes: Counter = Counter()
+    for number in range(wanted):
+        out, pids = place / f"race-{number}", []
+        logs = [place / f"race-{number}-{rival}.log" for rival in range(4)]
+        for rival, log in enumerate(logs):
+            words = command(SMALL, SMALL_SCHEDULE, out, *["--resume"][: rival % 2])
+            pids.append(start(lambda words=words: cli.main(words), log))
+        for pid, log in zip(pids, logs, strict=True):
+            code, said = ended(pid, 3600), log.read_text()
+            if code == 0:
+                outcomes["trained, or found it finished"] += 1
+            elif "is at work in" in said:
+                outcomes["told who is at work"] += 1
+            elif "holds a run already" in said:
+                outcomes["told that a run is there"] += 1
+            else:
+                outcomes[f"code {code}: {said[-200:]}"] += 1
+        same = content(out) == content(reference)
+        outcomes["folder as by one process" if same else "FOLDER MIXED"] += 1
+    return wanted, outcomes
+
+
+def interrupts(place: Path, wanted: int, draw: random.Random) -> tuple[int, Counter]:
+    """Ctrl-C at random moments, most of them while XLA compiles."""
+    outcomes: Counter = Counter()
+
+    def work(out: Path) -> None:
+        jax.config.update("jax_enable_compilation_cache", False)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv = ["steingrad", *command(SMALL, SMALL_SCHEDULE, out)]
+        print("begun", flush=True)
+        steingrad_command.main()
+
+    for number in range(wanted):
+        log = place / f"interrupt-{number}.log"
+        pid = start(lambda out=place / f"interrupt-{number}": work(out), log)
+        while not (log.exists() and "begun" in log.read_text()):
+            time.sleep(0.01)
+        code = ended(pid, draw.uniform(0.1, 8.0))
+        if code is None:
+            os.kill(pid, signal.SIGINT)
+            code = ended(pid, 3600.0)
+        said = log.read_text()
+        words = "a traceback" if "Traceback" in said else "a sentence" if "stopped." in said else ""
+        outcomes[f"code {code}" + (f" and {words}" if words else "")] += 1
+    return wanted, outcomes
+
+
+def _edit_json(**fields: Any) -> Callable[[Path], Any]:
+    def edit(path: Path) -> None:
+        record = json.loads((path / "config.json").read_bytes())
+        (path / "config.json").write_text(json.dumps({**record, **fields}))
+
+    return edit
+
+
+def _newest(path: Path) -> Path:
+    return max(path.glob("checkpoint-*.eqx"))
+
+
+def _metrics(change: Callable[[bytes], bytes]) -> Callable[[Path], Any]:
+    def edit(path: Path) -> None:
+        file = path / "metrics.jsonl"
+        file.write_bytes(change(file.read_bytes()))
+
+    return edit
+
+
+def _checkpoint(change: Callable[[bytes], bytes]) -> Callable[[Path], Any]:
+    return lambda path: _newest(path).write_bytes(change(_newest(path).read_bytes()))
+
+
+def _as(kind: str) -> Callable[[Path], Any]:
+    """The newest checkpoint is something else."""
+
+    def edit(path: Path) -> None:
+        newest = _newest(path)
+        newest.unlink()
+        newest.mkdir() if kind == "folder" else newest.symlink_to("nowhere")
+
+    return edit
+
+
+def _first_step(line: bytes, value: bytes) -> bytes:
+    return line.replace(b'"step": 20', b'"step": ' + value, 1)
+
+
+ZOO: dict[str, Callable[[Path], Any]] = {
+    "metrics deleted": lambda path: (path / "metrics.jsonl").unlink(),
+    "metrics empty": _metrics(lambda text: b""),
+    "metrics cut in a line": _metrics(lambda text: text[: len(text) // 2]),
+    "metrics with a line that is no object": _metrics(lambda text: b"[1]\n" + text),
+    "metrics with a number alone": _metrics(lambda text: b"3\n" + text),
+    "metrics not UTF-8": _metrics(lambda text: b"\xff\xfe\n" + text),
+    "metrics nested without end": _metrics(lambda text: b"[" * 100_000 + b"\n" + text),
+    "metrics without a step": _metrics(lambda text: text.replace(b'"step"', b'"stop"', 1)),
+    "metrics with a step that is text": _metrics(lambda text: _first_step(text, b'"20"')),
+    "metrics with a step that is null": _metrics(lambda text: _first_step(text, b"null")),
+    "metrics of another run": _metrics(lambda text: text.replace(b'"run": "', b'"run": "x')),
+    "metrics a folder": lambda path: (
+        (path / "metrics.jsonl").unlink(),
+        (path / "metrics.jsonl").mkdir(),
+    ),
+    "checkpoint cut": _checkpoint(lambda data: data[: len(data) // 2]),
+    "checkpoint empty": _checkpoint(lambda data: b""),
+    "checkpoint with a bit flipped": _checkpoint(lambda d: d[:-9] + bytes([d[-9] ^ 1]) + d[-8:]),
+    "checkpoint of another run": _checkpoint(lambda d: d.replace(b'"run": "', b'"run": "x', 1)),
+    "checkpoint of format 99": _checkpoint(lambda d: d.replace(b'"format": 2', b'"format": 99')),
+    "checkpoint renamed": lambda path: _newest(path).rename(path / "checkpoint-0000000077.eqx"),
+    "checkpoint a folder": _as("folder"),
+    "checkpoint a dangling link": _as("link"),
+    "stray checkpoint-best.eqx": lambda path: (path / "checkpoint-best.eqx").write_bytes(b"x"),
+    "all checkpoints empty": lambda path: [p.write_bytes(b"") for p in path.glob("*.eqx")],
+    "no checkpoints": lambda path: [p.unlink() for p in path.glob("*.eqx")],
+    "config.json deleted": lambda path: (path / "config.json").unlink(),
+    "config.json cut": lambda path: (path / "config.json").write_text('{"format": 2, "con'),
+    "config.json not UTF-8": lambda path: (path / "config.json").write_bytes(b"\xff\xfe{}"),
+    "config.json of another program": lambda path: (path / "config.json").write_text('{"a": 1}'),
+    "config.json nested without end": lambda p: (p / "config.json").write_text("[" * 100_000),
+    "config.json a folder": lambda path: (
+        (path / "config.json").unlink(),
+        (path / "config.json").mkdir(),
+    ),
+    "config.json of format 99": _edit_json(format=99),
+    "config.json without environment": _edit_json(environment=None),
+    "config.json with settings that are text": _edit_json(config={"steps": "many"}),
+    "config.json without settings": _edit_json(config=[]),
+}
+
+
+def attack(arguments: list[str]) -> tuple[str, str]:
+    """How a command ends: `went on`, `a sentence` or `TRACEBACK`; and what it said."""
+    out, said = io.StringIO(), io.StringIO()
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(said),
+    ):
+        warnings.simplefilter("always")
+        try:
+            cli.main(arguments)
+        except SystemExit as end:
+            return ("a sentence" if end.code == 1 else f"code {end.code}"), said.getvalue()
+        except BaseException as error:
+            return "TRACEBACK", repr(error)
+    return "went on", said.getvalue()
+
+
+def zoo(place: Path, reference: Path) -> dict[str, tuple[str, str, str]]:
+    """How `train --resume`, `evaluate` and `report` take each damaged folder."""
+    expected, found = content(reference), {}
+    for name, damage in ZOO.items():
+        path = place / "zoo" / name.replace(" ", "-") / "run"
+        shutil.copytree(reference, path)
+        damage(path)
+        reported = attack(["report", str(path.parent), "--out", str(place / "report")])
+        evaluated = attack(["evaluate", str(path), "--samples", "2"])
+        resumed, said = attack(command(SMALL, SMALL_SCHEDULE, path, "--resume"))
+        if resumed == "went on":
+            try:
+                resumed = "bit for bit" if content(path) == expected else "goes on"
+            except (RunError, AssertionError, OSError) as error:
+                resumed = f"TRACEBACK {error!r}"
+            resumed += ", with a warning" if "warning" in said else ""
+        found[name] = (resumed, evaluated[0], reported[0])
+        for outcome, words in ((resumed, said), evaluated, reported):
+            if "TRACEBACK" in outcome:
+                print(f"{name}: {words}", file=sys.stderr)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Attacks on what is on disk.")
+    defaults = {"kills": 20, "sweep-kills": 5, "races": 5, "interrupts": 20, "seed": 0}
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    given = parser.parse_args()
+    draw = random.Random(given.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        print("| attack | tries | what happened |\n|---|--:|---|", flush=True)
+        attacks = {
+            "four processes at once on one folder": lambda: races(place, given.races),
+            "SIGKILL of a run, at random moments": lambda: kills(place, given.kills, draw),
+            "Ctrl-C at random moments": lambda: interrupts(place, given.interrupts, draw),
+            "SIGKILL of a sweep of two runs": lambda: sweep_kills(place, given.sweep_kills, draw),
+        }
+        for name, carry_out in attacks.items():
+            tries, outcomes = carry_out()
+            said = "; ".join(f"{count} × {outcome}" for outcome, count in outcomes.items())
+            print(f"| {name} | {tries} | {said} |", flush=True)
+        # In this process, at last: JAX computes here, and no process is forked after that.
+        found = zoo(place, place / "small-1")
+        print("\n| damage | `train --resume` | `evaluate` | `report` |\n|---|---|---|---|")
+        for name, outcomes in found.items():
+            print(f"| {name} | {' | '.join(outcomes)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Advantages for a policy-gradient loop of one's own."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .arrays import compute_dtype
+
+KINDS = ("leave_one_out", "length_weighted")
+
+
+def advantages(
+    rewards: Any, groups: Any = None, kind: str = "leave_one_out", *, lengths: Any = None
+) -> Float[Array, " n"]:
+    r"""$A_k = r_k - b_k$ for each of $n$ samples, where the baseline $b_k$ is made of the *other*
+    samples of its group, so that $\sum_k A_k \nabla_\eta \log \pi_\eta(x_k)$ is unbiased:
+
+    - `"leave_one_out"`: $b_k = \frac1{N-1} \sum_{j \ne k} r_j$;
+    - `"length_weighted"`: $b_k = \sum_{j \ne k} l_j r_j \big/ \sum_{j \ne k} l_j$ with the
+      `lengths` $l_j$ of the samples. It is nearly the baseline of least variance where the square
+      of the score grows with the length, as that of a sequence of tokens does.
+
+    `rewards` and `lengths` have shape `[n]`; `groups`, also `[n]`, are whole numbers that say which
+    samples have the same context (the same prompt), in any order; `None`: all have. A sample whose
+    group has no other has the baseline 0. With a mean (or a standard deviation) that includes the
+    sample itself, as is often seen, the gradient would be biased. Rewards are constants: no
+    derivative passes through.
+
+    Reference: Kool, van Hoof, Welling 2019, see `RLOO`; Hao et al., "On-Policy RL with Optimal
+    Reward Baseline", 2025 (OPO), whose mean includes the sample itself.
+
+    >>> import jax.numpy as jnp
+    >>> advantages(jnp.array([1.0, 0.0, 5.0, 2.0]), groups=jnp.array([7, 7, 3, 7]))
+    Array([ 0. , -1.5,  5. ,  1.5], dtype=float32)
+    >>> advantages(jnp.array([1.0, 0.0, 2.0]), kind="length_weighted", lengths=jnp.array([1, 3, 1]))
+    Array([ 0.5 , -1.5 ,  1.75], dtype=float32)
+    """
+    if kind not in KINDS:
+        raise ValueError(
+            f"advantages has kind={KINDS[0]!r} or {KINDS[1]!r}, but was given {kind!r}."
+        )
+    if (lengths is None) != (kind == "leave_one_out"):
+        raise ValueError(
+            "advantages takes lengths with kind='length_weighted', and only with it: the lengths "
+            "of the samples, of the shape of rewards."
+        )
+    rewards = jnp.asarray(rewards)
+    rewards = jax.lax.stop_gradient(rewards.astype(compute_dtype(rewards)))
+    if rewards.ndim != 1:
+        raise ValueError(
+            "advantages takes rewards of shape [n], one for each sample, but was given shape "
+            f"{rewards.shape}. Say which belong together with groups=..., such as "
+            "jnp.repeat(jnp.arange(prompts), samples) for rewards.ravel()."
+        )
+    n = len(rewards)
+    weights = jnp.ones_like(rewards)
+    if lengths is not None:
+        weights = jnp.asarray(lengths).astype(rewards.dtype)
+    groups = jnp.zeros(n, jnp.int32) if groups is None else jnp.asarray(groups)
+    if not jnp.issubdtype(groups.dtype, jnp.integer):
+        raise TypeError(f"advantages takes groups as whole numbers, but was given {groups.dtype}.")
+    for name, array in (("groups", groups), ("lengths", weights)):
+        if array.shape != rewards.shape:
+            raise ValueError(
+                f"advantages takes {name} of the shape of rewards, {rewards.shape}, but was given "
+                f"shape {np.shape(array)}."
+            )
+    if n == 0:
+        return rewards
+    _, number = jnp.unique(groups, return_inverse=True, size=n)
+    # Rewards relative to the mean, so that a large constant in them costs no digits.
+    centre = jnp.mean(rewards)
+    total = lambda values: jax.ops.segment_sum(values, number, n)[number] - values
+    weight, others = total(weights), total(weights * (rewards - centre))
+    alone = weight <= 0
+    baseline = centre + others / jnp.where(alone, 1, weight)
+    return rewards - jnp.where(alone, 0, baseline)

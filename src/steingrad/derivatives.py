@@ -1,0 +1,144 @@
+"""What estimates may be differentiated by, and how that is shared among devices."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.extend
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jax.interpreters import ad, batching, mlir
+
+FORWARD = (
+    "`expectation` has reverse-mode derivatives only: an estimator makes the whole gradient at "
+    "once. Use jax.grad, jax.vjp or jax.jacrev in place of jax.jvp, jax.jacfwd or jax.linearize; "
+    "for second derivatives jax.jacrev(jax.grad(...))."
+)
+DRAWN = (
+    "An estimate was differentiated by the parameters of its distribution. Its samples are drawn "
+    "with these, so that a derivative at fixed samples is wrong: a second derivative of "
+    "`expectation`, or a derivative of what `value_and_grad` returns. First derivatives: jax.grad "
+    "of `expectation`. Second derivatives: the gradient along v is an expectation too, of f(x) "
+    "times the derivative of log q(x) along v, whose jax.grad is right (see `expectation`); on a "
+    "small space, differentiate `exact_expectation`. Where the parameters are constants, put "
+    "jax.lax.stop_gradient around them. Derivatives by `args` and `cv` are right."
+)
+
+# The identity on derivatives that must not be used: evaluated, or transposed, it raises. It does
+# not raise where a derivative is formed and then left alone, as behind a stop_gradient.
+_refused_p = jax.extend.core.Primitive("refused")
+
+
+def _raise(*_, forward, **__):
+    raise TypeError(forward)
+
+
+def _transpose(cotangent, _, *, forward, reverse):
+    if reverse:
+        raise TypeError(reverse)
+    return [cotangent]
+
+
+def _batch(arrays, axes, **messages):
+    return _refused_p.bind(*arrays, **messages), axes[0]
+
+
+_refused_p.def_impl(_raise)
+_refused_p.def_abstract_eval(lambda x, **_: x)
+ad.deflinear2(_refused_p, _transpose)
+batching.primitive_batchers[_refused_p] = _batch
+mlir.register_lowering(_refused_p, _raise, cacheable=False)
+
+
+@jax.custom_jvp
+def _reverse_only(x):
+    return x
+
+
+@_reverse_only.defjvp
+def _(primals, tangents):
+    return primals[0], _refused_p.bind(tangents[0], forward=FORWARD, reverse=None)
+
+
+@jax.custom_jvp
+def _drawn_with(x, parameters):
+    return x
+
+
+@partial(_drawn_with.defjvp, symbolic_zeros=True)
+def _(primals, tangents):
+    x, parameters = primals
+    is_zero = lambda tangent: isinstance(tangent, SymbolicZero)
+    moved = [t for t in jax.tree.leaves(tangents[1], is_leaf=is_zero) if not is_zero(t)]
+    tangent = tangents[0]
+    if moved:
+        # Of the right shape, and made of the parameters' derivatives: no other property is used.
+        some = jnp.broadcast_to(sum(jnp.sum(t).astype(x.dtype) for t in moved), x.shape)
+        refused = _refused_p.bind(some, forward=DRAWN, reverse=DRAWN)
+        tangent = refused if is_zero(tangent) else tangent + refused
+    return _drawn_with(x, parameters), tangent
+
+
+def reverse_only(tree: Any) -> Any:
+    """The same arrays, whose derivatives may be used in reverse mode only."""
+    return _on_inexact(_reverse_only, tree)
+
+
+def drawn_with(parameters: Any, estimates: Any) -> Any:
+    """The same estimates, which must not be differentiated by the parameters of the distribution
+    that their samples came from."""
+    guard = lambda leaf: _drawn_with(leaf, eqx.filter(parameters, eqx.is_inexact_array))
+    return _on_inexact(guard, estimates)
+
+
+def _on_inexact(guard: Callable, tree: Any) -> Any:
+    # Leaf by leaf, so that JAX still knows which of them are differentiated.
+    return jax.tree.map(lambda leaf: guard(leaf) if eqx.is_inexact_array(leaf) else leaf, tree)
+
+
+def device_axes(tree: Any) -> frozenset[str]:
+    """The axes of a mesh along which any of the arrays differs, inside `jax.shard_map`."""
+    types = map(jax.typeof, filter(eqx.is_array, jax.tree.leaves(tree)))
+    # The name changed between versions of JAX.
+    varying = lambda t: t.mat.varying if hasattr(t, "mat") else t.vma
+    return frozenset().union(*map(varying, types))
+
+
+def on_each_device(tree: Any, like: Any = None) -> Any:
+    """The same arrays, each a copy of the device's own if any of them, or of `like`, is.
+
+    The derivative by an array that all devices share would be summed over them; that by its copy
+    stays on its device, where an estimator wants it.
+    """
+    axes = device_axes((tree, like))
+
+    def own(leaf):
+        missing = axes - device_axes(leaf) if eqx.is_array(leaf) else None
+        return jax.lax.pcast(leaf, tuple(missing), to="varying") if missing else leaf
+
+    return jax.tree.map(own, tree) if axes else tree
+
+
+def over_devices(reduce: Callable, gradients: Any, like: Any) -> Any:
+    """Gradients made on each device, reduced over those that share the array they belong to."""
+
+    def shared(gradient, array):
+        if gradient is None:
+            return None
+        axes = tuple(device_axes(gradient) - device_axes(array))
+        return reduce(gradient, axes) if axes else gradient
+
+    return jax.tree.map(shared, gradients, like, is_leaf=lambda leaf: leaf is None)
+
+
+def check_shared(moving: Any, everything: Any) -> None:
+    """Raise if f closes over an array that devices share, and that is differentiated: what comes
+    back is summed over them before it can be weighted with what each of them does with f."""
+    axes = device_axes(everything)
+    if any(axes - device_axes(leaf) for leaf in jax.tree.leaves(moving)):
+        raise TypeError(
+            "Inside jax.shard_map, f closes over an array that all devices share and that is "
+            "differentiated. Pass it to f through args=(...) of `expectation`."
+        )

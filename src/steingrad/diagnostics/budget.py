@@ -1,0 +1,128 @@
+"""How many samples: what each number of them costs and buys on your own problem."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ..distributions import Distribution
+from ..estimators import Estimator
+from ..objective import as_jax_arrays
+from . import measure
+from .measure import Problem
+from .progress import progress
+
+ROUND = 200  # draws between two looks at the clock
+ROUNDS = 3  # at least
+
+
+@dataclasses.dataclass(frozen=True)
+class NumSamples:
+    """One candidate: what it costs and how much its estimates vary."""
+
+    num_samples: int
+    evaluations: int  # of f, for one estimate
+    seconds: float  # for one estimate
+    variance: float  # the trace of the covariance
+    variance_times_seconds: float
+    error: float  # of variance × seconds, as far as it is the variance's
+    draws: int
+
+
+def best_num_samples(
+    f: Callable[..., Float[Array, "..."]],
+    dist: Distribution,
+    make_estimator: Callable[[int], Estimator],
+    *,
+    key: PRNGKeyArray,
+    candidates: Sequence[int] = (1, 2, 4, 8, 16),
+    seconds: int | float = 60.0,
+    adapt_steps: int = 1_000,
+    learning_rate: float = 1e-3,
+    args: tuple = (),
+    context: Array | None = None,
+    relaxation: Callable[..., Float[Array, "..."]] | None = None,
+) -> tuple[NumSamples, ...]:
+    r"""Variance × time for each number of samples, the best first.
+
+    `make_estimator(n)` builds the estimator for a candidate $n$, which may as well be a number of
+    flips or of draws of a Jacobian; candidates that it, or the problem, refuses are left out. The
+    `seconds` are shared out equally and spent on draws, compilation and adaptation included, with
+    at least three rounds of 200 for each. $T$ seconds buy $T / t$ estimates whose mean has variance
+    $\text{variance} \cdot t / T$: the lowest product is the best use of a long time. It says
+    nothing about bias, which no number of samples takes away.
+
+    `f`, `args`, `context`, `relaxation` and the adaptation are as in `compare`.
+
+    >>> import jax, jax.numpy as jnp, steingrad as sg
+    >>> f = lambda x: jnp.sum((x - 0.45) ** 2, axis=-1)
+    >>> found = best_num_samples(f, sg.Bernoulli(jnp.zeros(3)), sg.RLOO, key=jax.random.key(0),
+    ...                          candidates=(1, 2, 4), seconds=1.0)
+    >>> sorted(row.num_samples for row in found)
+    [2, 4]
+    >>> found[0].variance_times_seconds <= found[1].variance_times_seconds
+    True
+    """
+    if not candidates or not seconds > 0:
+        raise ValueError(
+            "best_num_samples needs candidates, and seconds above 0, but was given "
+            f"candidates={tuple(candidates)} and seconds={seconds}."
+        )
+    settings = {"args": as_jax_arrays(args), "context": context, "relaxation": relaxation}
+    problem = Problem(f, dist, settings, adapt_steps, learning_rate)
+    estimators, refusal = {}, None
+    for number in candidates:
+        try:
+            estimator = make_estimator(number)
+        except ValueError as error:
+            refusal = error
+            continue
+        error = problem.refusal(estimator, key)
+        if error is None:
+            estimators[number] = estimator
+        refusal = error or refusal
+    if not estimators:
+        assert refusal is not None
+        raise refusal
+
+    found = []
+    start = time.perf_counter()
+    with progress(seconds) as show:
+        for i, (number, estimator) in enumerate(estimators.items()):
+            until = start + seconds * (i + 1) / len(estimators)
+            tell = lambda number=number: show(f"n = {number}", time.perf_counter() - start)
+            own_key = jax.random.fold_in(key, i)
+            found.append(_measure(problem, number, estimator, own_key, until, tell))
+    return tuple(sorted(found, key=lambda row: row.variance_times_seconds))
+
+
+def _measure(
+    problem: Problem,
+    number: int,
+    estimator: Estimator,
+    key: PRNGKeyArray,
+    until: float,
+    tell: Callable[[], Any],
+) -> NumSamples:
+    tell()
+    adapt_key, draw_key = jax.random.split(key)
+    estimate = problem.adapted(estimator, adapt_key)
+    seconds, size = measure.cost(estimate, draw_key)
+    chunk = min(ROUND, max(1, measure.CHUNK_BYTES // size))
+    variances = []
+    # Rounds are independent, so that the mean of their variances is a variance, with an error.
+    while len(variances) < ROUNDS or time.perf_counter() < until:
+        round_key = jax.random.fold_in(draw_key, len(variances))
+        found = measure.moments(estimate, round_key, ROUND, chunk)
+        variances.append(float(np.sum(found.variance, dtype=np.float64)))
+        tell()
+    variance = float(np.mean(variances))
+    error = float(np.std(variances, ddof=1)) / len(variances) ** 0.5
+    evaluations = estimator.num_evaluations(problem.dist)
+    product = variance * seconds
+    draws = ROUND * len(variances)
+    return NumSamples(number, evaluations, seconds, variance, product, error * seconds, draws)

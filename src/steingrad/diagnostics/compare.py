@@ -1,0 +1,225 @@
+"""`compare`: every estimator on the same problem, and what its draws say about it."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ..distributions import Distribution
+from ..estimators import RLOO, Estimator
+from ..exact import exact_gradient
+from ..objective import as_jax_arrays, takes_key
+from . import measure
+from .measure import GROUPS, Moments, Problem
+from .progress import progress
+from .table import Comparison, Row
+
+EXACT_STATES = 2**16  # enumerate up to here, counted over the whole batch
+SIGNIFICANCE = 1e-4
+ROUNDING = 16  # in units of the last place of f
+# Bits with large logits hardly ever flip, and where the draws happen to miss it their variance
+# misses it too. So a parameter that varies as if it had fewer than ENOUGH of the largest
+# deviations is allowed to miss RARE of them (chance e⁻²⁰).
+ENOUGH, RARE = 100, 20
+
+
+def compare(
+    f: Callable[..., Float[Array, "..."]],
+    dist: Distribution,
+    estimators: Mapping[str, Estimator] | Sequence[Estimator],
+    *,
+    key: PRNGKeyArray,
+    draws: int = 10_000,
+    adapt_steps: int = 1_000,
+    learning_rate: float = 1e-3,
+    args: tuple = (),
+    chunk: int | None = None,
+    context: Array | None = None,
+    relaxation: Callable[..., Float[Array, "..."]] | None = None,
+) -> Comparison:
+    r"""Run each estimator on your own $f$ and $q$; tell its bias, its variance and its cost.
+
+    `estimators` is a list, or a dictionary that names them; `f`, `args`, `context` and `relaxation`
+    are as in `expectation`. Control variates that learn first take `adapt_steps` steps of
+    their `cv_optimizer`; then all stays fixed over
+    `draws` independent estimates, made `chunk` at a time (default: what takes about 64 MB). An
+    estimator that does not fit the problem is left out, and the table says why.
+
+    Gradients are those of the mean over the batch. Variance (the trace) and squared bias are summed
+    over all parameters, and add up to the mean squared error, by which biased and unbiased
+    estimators can be compared: `least_error` has the lowest. It is that of one estimate; averaging
+    many, as an optimiser does, takes away the variance and leaves the bias. Among the unbiased,
+    what a budget buys is variance × evaluations if $f$ is costly, else variance × time: `best` has
+    the lowest. The time is that of one `value_and_grad` with all that it returns.
+
+    The reference is the exact gradient if `f` takes no key and there are at most $2^{16}$ states
+    (over the whole batch), else as many draws of RLOO. Each parameter's z-score is $(\text{mean} -
+    \text{reference}) / \text{standard error}$, and 0 where rounding, or a few rare events that the
+    draws happened to miss, may explain the difference. Where rare events may explain most of the
+    parameters, or there are too few draws, nothing is said about bias but "more draws".
+
+    >>> import jax, jax.numpy as jnp, steingrad as sg
+    >>> f = lambda x: jnp.sum((x - 0.45) ** 2, axis=-1)
+    >>> result = compare(f, sg.Bernoulli(jnp.zeros(3)),
+    ...                  [sg.Reinforce(2), sg.RLOO(2), sg.StraightThrough(2)],
+    ...                  key=jax.random.key(0), draws=5000)
+    >>> result["RLOO(2)"].variance < result["Reinforce(2)"].variance
+    True
+    >>> [row.verdict for row in result.rows], result.reference
+    (['', '', 'biased (declared)'], 'the exact gradient')
+    >>> result["StraightThrough(2)"].bias_squared > 0.01
+    True
+    """
+    named = _named(estimators)
+    limits = {"draws": (draws, 2), "adapt_steps": (adapt_steps, 0), "chunk": (chunk, 1)}
+    for name, (value, least) in limits.items():
+        if value is not None and value < least:
+            raise ValueError(f"compare needs {name} of {least} or more, but was given {value}.")
+    args = as_jax_arrays(args)
+    settings = {"args": args, "context": context, "relaxation": relaxation}
+    problem = Problem(f, dist, settings, adapt_steps, learning_rate)
+    refusals = {name: problem.refusal(estimator, key) for name, estimator in named.items()}
+    skipped = {name: error for name, error in refusals.items() if error is not None}
+    if len(skipped) == len(named):
+        raise next(iter(skipped.values()))
+
+    def run(estimator: Estimator, key: PRNGKeyArray, direction: Any) -> tuple[float, Moments]:
+        adapt_key, draw_key = jax.random.split(key)
+        estimate = problem.adapted(estimator, adapt_key)
+        seconds, size = measure.cost(estimate, draw_key)
+        at_once = min(-(-draws // GROUPS), chunk or max(1, measure.CHUNK_BYTES // size))
+        found = measure.moments(estimate, draw_key, draws, at_once, direction)
+        return seconds, jax.tree.map(np.asarray, found)
+
+    with progress(len(named) + 1) as show:
+        show("the reference", 0)
+        if takes_key(f) or dist.num_states * math.prod(dist.batch_shape) > EXACT_STATES:
+            rloo = RLOO(max(2, *(estimator.num_samples for estimator in named.values())))
+            _, truth = run(rloo, jax.random.fold_in(key, len(named)), None)
+            reference = f"as many draws of {_name(rloo)}"
+        else:
+            exact = eqx.filter_jit(exact_gradient)(f, dist, args=args)
+            gradient = np.asarray(measure.flatten(exact))
+            groups = np.broadcast_to(gradient, (GROUPS, *gradient.shape))
+            truth = Moments(gradient, 0 * gradient, 0.0, 0.0, groups, 1.0)
+            reference = "the exact gradient"
+        rows = []
+        for i, (name, estimator) in enumerate(named.items()):
+            if name not in skipped:
+                show(name, i + 1)
+                measured = run(estimator, jax.random.fold_in(key, i), jnp.asarray(truth.mean))
+                rows.append(_row(name, estimator, dist, *measured, truth, draws))
+    reasons = {name: _reason(error) for name, error in skipped.items()}
+    return Comparison(tuple(rows), draws, adapt_steps, reference, truth.mean, reasons)
+
+
+def _row(name, estimator, dist, seconds, moments: Moments, truth: Moments, draws: int) -> Row:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        difference, largest = moments.mean - truth.mean, moments.largest + truth.largest
+        both = moments.variance + truth.variance
+        z = difference / np.sqrt(both / draws)
+    scale = ROUNDING * np.finfo(z.dtype).eps * moments.value / math.prod(dist.batch_shape)
+    rounding = scale + float(jnp.finfo(dist.dtype).eps) * np.abs(truth.mean)
+    rare = np.where(draws * both < ENOUGH * largest**2, RARE * largest / draws, 0)
+    if largest == 0 and _may_all_be_the_mode(dist, draws * estimator.num_samples):
+        rare = np.full_like(both, np.inf)  # no deviation seen, so no scale for what was missed
+    z = np.where(np.abs(difference) <= rounding + rare, 0, z)
+    # A difference that only rare events can explain says neither yes nor no.
+    judged = float(np.mean((np.abs(difference) <= rounding) | (rare == 0) | (z != 0)))
+    largest_z = float(np.max(np.abs(z)))
+    one = math.erfc(largest_z / math.sqrt(2))
+    p = 1.0 if one == 1 else -math.expm1(z.size * math.log1p(-one))
+    variance = float(np.sum(moments.variance, dtype=np.float64))
+    bias_squared, bias_squared_error = _bias_squared(difference, both, moments, truth, draws)
+    evaluations = estimator.num_evaluations(dist)
+    return Row(
+        name=name,
+        evaluations=evaluations,
+        seconds=seconds,
+        bias_squared=bias_squared,
+        bias_squared_error=bias_squared_error,
+        variance=variance,
+        mean_squared_error=bias_squared + variance,
+        variance_times_evaluations=variance * evaluations,
+        variance_times_seconds=variance * seconds,
+        cosine=float(moments.cosine),
+        cosine_of_mean=float(measure.cosine(jnp.asarray(moments.mean), jnp.asarray(truth.mean))),
+        largest_z=largest_z,
+        p_value=p,
+        judged=judged,
+        biased=not p >= SIGNIFICANCE,
+        declared=estimator.biased,
+        mean=moments.mean,
+        variances=moments.variance,
+        z=z,
+    )
+
+
+def _may_all_be_the_mode(dist: Distribution, samples: int) -> bool:
+    """Whether so many samples, each the most probable state, are no surprise: then estimates that
+    are all the same say nothing about whether they must be."""
+    if dist.num_states * math.prod(dist.batch_shape) > EXACT_STATES:
+        return False
+    log_mode = jnp.sum(jnp.log(jnp.max(dist.probabilities(), axis=-1)))
+    return samples * float(log_mode) > math.log(SIGNIFICANCE)
+
+
+def _bias_squared(difference, both, moments: Moments, truth: Moments, draws: int):
+    r"""$\|b\|^2$ and its standard error, from $d = b + e$, where $e$ is the noise of the means.
+
+    $E\|d\|^2 = \|b\|^2 + \operatorname{tr} C$ with $C = \operatorname{Cov}(e)$, and its variance is
+    $4 b^\top C b + 2 \operatorname{tr} C^2$ for normal $e$. What needs more of $C$ than its
+    diagonal comes from the means of groups of draws.
+    """
+    d = np.asarray(difference, np.float64)
+    noise = float(np.sum(both, dtype=np.float64)) / draws
+    bias_squared = max(float(d @ d) - noise, 0.0)
+    groups = np.asarray(moments.groups, np.float64) - np.asarray(truth.groups, np.float64)
+    groups = groups[np.isfinite(groups).all(axis=-1)]
+    count = len(groups)
+    if count < 3:
+        return bias_squared, math.nan
+    deviations = groups - np.mean(groups, axis=0)
+    products = deviations @ deviations.T  # of n numbers, never an n × n matrix
+    # A deviation's variance is 1 − 1/count of that of a group's mean.
+    spread = 1 - 1 / count
+    trace = np.mean(products[~np.eye(count, dtype=bool)] ** 2) / spread**2 / count**2
+    along = np.var(deviations @ d, ddof=1) / count - trace  # dᵀCd has the noise of d itself in it
+    return bias_squared, float(np.sqrt(4 * max(along, 0.0) + 2 * trace))
+
+
+def _named(estimators: Any) -> dict[str, Estimator]:
+    """The estimators by name, those of a list named after their settings."""
+    named = dict(estimators) if isinstance(estimators, Mapping) else {}
+    for estimator in () if named else estimators:
+        name, copies = _name(estimator), [*map(_name, named.values())].count(_name(estimator))
+        named[f"{name} #{copies + 1}" if copies else name] = estimator
+    if not named:
+        raise ValueError("compare needs at least one estimator, such as [sg.RLOO(2), sg.Rodeo(2)].")
+    for name, estimator in named.items():
+        if not isinstance(estimator, Estimator):
+            raise TypeError(f"compare takes estimators such as sg.RLOO(2), but was given {name}.")
+    return named
+
+
+def _name(module: Any) -> str:
+    """`Rodeo(2, operator=Barker())`: the number of samples, and settings not at their default."""
+    if not isinstance(module, eqx.Module):
+        return eqx.tree_pformat(module)
+    settings = []
+    for field in dataclasses.fields(module):
+        value = getattr(module, field.name)
+        if field.name == "num_samples" or not eqx.tree_equal(value, field.default):
+            settings.append(f"{field.name}={_name(value)}".removeprefix("num_samples="))
+    return f"{type(module).__name__}({', '.join(settings)})"
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of what an estimator said against the problem."""
+    return str(error).split(". ")[0].strip().removesuffix(".")

@@ -1,0 +1,145 @@
+"""Running one estimator many times: its moments, and what one estimate costs."""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ..arrays import compute_dtype
+from ..cv_optimizer import cv_optimizer
+from ..distributions import Distribution
+from ..estimators import Estimator
+
+CHUNK_BYTES = 2**26
+TIMED_CALLS, TIMED_SECONDS = 10, 0.1  # at least
+GROUPS = 20  # of draws, whose means tell the error of what is not linear in the mean
+
+
+class Problem(NamedTuple):
+    """What estimators are measured on, and how they are prepared."""
+
+    f: Callable
+    dist: Distribution
+    settings: dict  # args, context and relaxation
+    adapt_steps: int
+    learning_rate: float
+
+    def estimate(self, estimator: Estimator) -> Callable:
+        return eqx.Partial(estimator.value_and_grad, self.f, self.dist, **self.settings)
+
+    def refusal(self, estimator: Estimator, key: PRNGKeyArray) -> Exception | None:
+        """Why the estimator does not fit: found by tracing it, without running anything."""
+        try:
+            cv = eqx.filter_eval_shape(estimator.init, key, self.dist)
+            eqx.filter_eval_shape(self.estimate(estimator), cv, key=key)
+        except (ValueError, TypeError) as error:
+            return error
+        return None
+
+    def adapted(self, estimator: Estimator, key: PRNGKeyArray) -> Callable:
+        """One estimate as a function of its key, the control variates having learned."""
+        init_key, adapt_key = jax.random.split(key)
+        estimate, cv = self.estimate(estimator), estimator.init(init_key, self.dist)
+        if self.adapt_steps and jax.tree.leaves(cv):
+            optimizer = cv_optimizer(estimator, self.learning_rate)
+            cv = adapt(estimate, cv, optimizer, adapt_key, self.adapt_steps)
+        return eqx.Partial(estimate, cv)
+
+
+@eqx.filter_jit
+def adapt(estimate: Callable, cv: Any, optimizer: Any, key: PRNGKeyArray, steps: int) -> Any:
+    """The control variates after so many steps."""
+
+    def step(carry, key):
+        cv, state = carry
+        _, grads = estimate(cv, key=key)
+        updates, state = optimizer.update(grads.cv, state, cv)
+        return (eqx.apply_updates(cv, updates), state), None
+
+    (cv, _), _ = jax.lax.scan(step, (cv, optimizer.init(cv)), jax.random.split(key, steps))
+    return cv
+
+
+def cost(estimate: Callable, key: PRNGKeyArray) -> tuple[float, int]:
+    """Seconds and bytes that one estimate takes."""
+    dynamic, static = eqx.partition(estimate, eqx.is_array)
+    call = jax.jit(lambda dynamic, key: eqx.combine(dynamic, static)(key=key))
+    call = call.lower(dynamic, key).compile()
+    output, seconds = jax.block_until_ready(call(dynamic, key)), []
+    while len(seconds) < TIMED_CALLS or sum(seconds) < TIMED_SECONDS:
+        start = time.perf_counter()
+        jax.block_until_ready(call(dynamic, key))
+        seconds.append(time.perf_counter() - start)
+    # The compiler knows what f and the control variates need, but may decline to say.
+    known = getattr(call.memory_analysis(), "temp_size_in_bytes", 0)
+    least = 16 * sum(leaf.nbytes for leaf in jax.tree.leaves(output))
+    return float(np.median(seconds)), max(known, least)
+
+
+class Moments(NamedTuple):
+    mean: Any  # of the flattened gradient
+    variance: Any
+    largest: Any  # deviation from the mean, over draws and parameters
+    value: Any  # the root mean square of the draws' mean f
+    groups: Any  # the means of GROUPS runs of draws
+    cosine: Any  # with the direction asked for: the mean over the draws
+
+
+@eqx.filter_jit
+def moments(
+    estimate: Callable, key: PRNGKeyArray, draws: int, chunk: int, direction: Any = None
+) -> Moments:
+    """A chunk at a time, each with its own mean taken off before squaring, so that float32 does
+    not lose a small variance beside a large mean (Chan, Golub, LeVeque 1979)."""
+
+    def draw(index):
+        value, grads = estimate(key=jax.random.fold_in(key, index))
+        g = flatten((grads.parameters, value))
+        return g, jnp.zeros((), g.dtype) if direction is None else cosine(g[:-1], direction)
+
+    def step(carry, start):
+        count, mean, squares, largest, sums, counts, along = carry
+        index = start + jnp.arange(chunk)
+        g, cosines = jax.vmap(draw)(index)
+        inside = (index < draws).astype(g.dtype)[:, None]  # the last chunk may be cut short
+        added = jnp.sum(inside)
+        here = g[0] + jnp.sum(inside * (g - g[0]), axis=0) / added  # exact if all are the same
+        deviation = inside * (g - here)
+        total, change = count + added, here - mean
+        squares += jnp.sum(deviation**2, axis=0) + change**2 * (count * added / total)
+        group = start // -(-draws // GROUPS)
+        sums = sums.at[group].add(added * here[:-1])
+        counts = counts.at[group].add(added)
+        along += jnp.sum(inside[:, 0] * cosines)
+        mean += change * (added / total)
+        # From the mean so far: a chunk may be a single draw, which is its own mean.
+        largest = jnp.maximum(largest, jnp.max(jnp.abs(inside * (g - mean))[:, :-1]))
+        return (total, mean, squares, largest, sums, counts, along), None
+
+    struct, _ = jax.eval_shape(draw, 0)
+    zeros = lambda *shape: jnp.zeros(shape, struct.dtype)
+    n = struct.shape[0]
+    start = (zeros(), zeros(n), zeros(n), zeros(), zeros(GROUPS, n - 1), zeros(GROUPS), zeros())
+    end, _ = jax.lax.scan(step, start, jnp.arange(0, draws, chunk))
+    _, mean, squares, largest, sums, counts, along = end
+    variance = squares / (draws - 1)
+    value = jnp.sqrt(mean[-1] ** 2 + variance[-1])
+    groups = sums / counts[:, None]  # a group without draws is not a number
+    return Moments(mean[:-1], variance[:-1], largest, value, groups, along / draws)
+
+
+def cosine(a: Float[Array, "n"], b: Float[Array, "n"]) -> Float[Array, ""]:
+    """That of the angle between two vectors; 0 where one of them is 0, which points nowhere."""
+    norm = jnp.sqrt(jnp.sum(a**2) * jnp.sum(b**2))
+    return jnp.where(norm > 0, jnp.sum(a * b) / jnp.where(norm > 0, norm, 1), 0)
+
+
+def flatten(tree: Any) -> Float[Array, "n"]:
+    leaves = jax.tree.leaves(tree)
+    dtype = compute_dtype(*leaves)
+    return jnp.concatenate([leaf.astype(dtype).ravel() for leaf in leaves])

@@ -1,0 +1,89 @@
+"""Whether f is what estimators take it for: a function of each state alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from ..arrays import expand
+from ..distributions import Distribution
+from ..objective import PerExample, bind, takes_key
+
+DRAWS = 4
+
+
+def check_objective(
+    f: Callable[..., Any],
+    dist: Distribution,
+    *,
+    key: PRNGKeyArray,
+    args: tuple = (),
+    num_samples: int = 4,
+    tolerance: float = 1e-3,
+) -> None:
+    r"""Raise unless `f(x, *args)` gives every state of `x` a value of its own: finite, the same
+    when asked again, and whatever the other samples and the other elements of the batch are.
+
+    Batch normalisation, a contrastive loss or a mean taken over a wrong axis mixes them. Then
+    $f(x_k)$ depends on $x_j$ too: gradients are of something else, and nothing else would tell.
+    The check draws `num_samples` samples, replaces a random half of the states by others, and
+    compares f at the states that stayed; then it asks for one sample alone. Differences count
+    beyond `tolerance` times the spread of f. It is for the time before training, and cannot see
+    what a random half does not change.
+
+    >>> import jax, jax.numpy as jnp, steingrad as sg
+    >>> from steingrad.diagnostics import check_objective
+    >>> q, w = sg.Bernoulli(jnp.zeros((8, 3))), jnp.arange(3.0)
+    >>> check_objective(lambda x: x @ w, q, key=jax.random.key(0))
+    >>> normalised = lambda x: x @ w - jnp.mean(x @ w, axis=-1, keepdims=True)
+    >>> check_objective(normalised, q, key=jax.random.key(0))
+    Traceback (most recent call last):
+        ...
+    ValueError: f mixes the states that it is given: ...
+    """
+    sample_key, other_key, mask_key, f_key = jax.random.split(key, 4)
+    objective = bind(f, dist, f_key)
+    shape = (num_samples,)
+    x = dist.sample(sample_key, shape)
+    before = np.asarray(objective(x, *args), np.float64)
+    if not np.isfinite(before).all():
+        raise ValueError(
+            f"f returned {before[~np.isfinite(before)][0]} at a sample of this "
+            f"{type(dist).__name__}: every state needs a finite value."
+        )
+    spread = max(before.std(), float(np.finfo(np.float32).eps) * np.abs(before).max())
+    differ = lambda a, b: np.abs(a - b) > tolerance * spread + 1e-30
+    if differ(before, np.asarray(objective(x, *args), np.float64)).any():
+        raise ValueError(
+            "f gives other values when it is asked again: its randomness must come from its "
+            "argument named `key`."
+        )
+    for draw in range(DRAWS):
+        others = dist.sample(jax.random.fold_in(other_key, draw), shape)
+        stays = jax.random.bernoulli(jax.random.fold_in(mask_key, draw), 0.5, before.shape)
+        mixed = jnp.where(expand(stays, x.ndim), x, others)
+        after = np.asarray(objective(mixed, *args), np.float64)
+        changed = differ(before, after) & np.asarray(stays)
+        if changed.any():
+            at = tuple(int(i) for i in np.argwhere(changed)[0])
+            raise ValueError(
+                "f mixes the states that it is given: at sample and element "
+                f"{at} it was {before[at]:.6g}, and {after[at]:.6g} when only other states had "
+                "changed. Estimators need each value to depend on its own state alone: look for "
+                "batch normalisation, or a mean or a sum over a wrong axis."
+            )
+    if _is_random(f):
+        return  # its numbers go with the shape of x
+    alone = np.asarray(objective(x[:1], *args), np.float64)
+    if differ(before[:1], alone).any():
+        raise ValueError(
+            "f gives the first sample another value when it is the only one: its values depend "
+            "on how many samples there are."
+        )
+
+
+def _is_random(f: Callable) -> bool:
+    return takes_key(f.f if isinstance(f, PerExample) else f)

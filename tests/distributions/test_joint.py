@@ -1,0 +1,204 @@
+"""Distributions side by side, against the sum over all their states."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import steingrad as sg
+from marks import slow
+from problems import (
+    all_tuples,
+    batched,
+    largest_difference,
+    metropolis,
+    normal,
+    objective,
+    random_cv,
+    table,
+    values_and_gradients,
+)
+
+KEY = jax.random.key(0)
+
+
+def joint():
+    """Bits, one of three categories, two of three elements."""
+    return sg.Joint(
+        bits=sg.Bernoulli(normal(0, 1)),
+        category=sg.Categorical(normal(1, (1, 3))),
+        pair=sg.Subset(normal(2, 3), 2),
+    )
+
+
+def product():
+    return sg.Joint([sg.Bernoulli(normal(0, 2)), sg.Ordinal(normal(1, (1, 3)), (-1, 0, 2.5))])
+
+
+JOINTS = {"constrained": joint, "product": product}
+OPERATORS = {
+    "gibbs": sg.Gibbs(),
+    "gibbs-own": sg.Gibbs("own"),
+    "barker-sparse": sg.Barker(neighbourhood="sparse"),
+    "birth-death": sg.BirthDeath(),
+    "difference": sg.Difference(),
+    "transition-matrix": sg.TransitionMatrix(metropolis),
+}
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", JOINTS)
+def test_against_its_parts(name):
+    dist = JOINTS[name]()
+    states, number = dist.enumerate(), 0
+    probs = jnp.exp(dist.log_prob(states))
+    for choice in itertools.product(*(part.enumerate() for part in dist.parts)):
+        np.testing.assert_array_equal(states[number], dist.join(choice))
+        each = [part.log_prob(x) for part, x in zip(dist.parts, choice, strict=True)]
+        np.testing.assert_allclose(probs[number], np.exp(sum(each)), atol=1e-12)
+        number += 1
+    assert number == dist.num_states
+    np.testing.assert_allclose(jnp.sum(probs), 1)
+    np.testing.assert_array_equal(dist.state_number(states), np.arange(number))
+    np.testing.assert_array_equal(dist.state(dist.index(states)), states)
+    np.testing.assert_array_equal(dist.merge(dist.split(states)), states)
+    for x in states[::5]:
+        automatic = jax.grad(lambda p, x=x: dist.with_parameters(p).log_prob(x))(dist.parameters)
+        assert largest_difference(dist.score(x), automatic) < 1e-12
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", JOINTS)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_operators(name, operator):
+    """E[A h] = 0, and the fast path is the definition."""
+    dist, operator = JOINTS[name](), OPERATORS[operator]
+    x = dist.enumerate()
+    if operator == sg.Gibbs("own") and not dist.is_product:
+        with pytest.raises(ValueError, match="independent coordinates"):
+            operator.neighbours(dist, x)
+        return
+    h = table(dist, seed=1)
+    row = operator.neighbours(dist, x)
+    applied = row.apply(row.evaluate(h, x), h(x))
+    assert abs(float(dist.probabilities() @ applied)) < 1e-10
+    assert float(jnp.max(jnp.abs(applied))) > 1e-2
+    gradient = normal(70, dist.event_shape)
+    np.testing.assert_allclose(
+        row.linear_change(jnp.broadcast_to(gradient, x.shape), x),
+        row.evaluate(lambda y: y @ gradient, x) - (x @ gradient)[:, None, None],
+        atol=1e-10,
+    )
+    if operator == sg.Gibbs("own"):
+        return  # as local expectation, below
+    fast = jax.tree.leaves(row.apply_to_score(row.evaluate(h, x), h(x), dist.score(x), x))
+    for leaf, values in enumerate(fast):
+        for at in np.ndindex(values.shape[1:]):
+            component = lambda y, leaf=leaf, at=at: (
+                h(y) * jax.tree.leaves(dist.score(y))[leaf][(..., *at)]
+            )
+            np.testing.assert_allclose(
+                values[(..., *at)], operator.apply(component, dist, x), atol=1e-10
+            )
+
+
+def test_gibbs_is_that_of_one_distribution():
+    """Bits in two parts are bits in one."""
+    logits = jnp.array([0.3, -1.0, 2.0])
+    one, two = sg.Bernoulli(logits), sg.Joint([sg.Bernoulli(logits[:1]), sg.Bernoulli(logits[1:])])
+    h = lambda x: jnp.sin(x @ jnp.array([1.0, 2.0, 3.0]))
+    x = one.enumerate()
+    for operator in (sg.Gibbs(), sg.MPF(), sg.BirthDeath(), sg.Difference()):
+        np.testing.assert_allclose(
+            operator.apply(h, one, x), operator.apply(h, two, x), rtol=1e-5, atol=1e-6
+        )
+
+
+def bias(estimator, dist):
+    f = objective(dist)
+    shown = lambda parts: f(dist.merge(parts))
+    x, probs = all_tuples(dist, estimator.num_samples)
+    fx, dfx = values_and_gradients(f, x)
+    many = batched(dist, len(probs))
+
+    def mean(cv):
+        g = estimator.estimate(cv, many, x, fx, dfx, f=shown)
+        return jax.tree.map(lambda leaf: jnp.tensordot(probs, leaf, axes=1), g)
+
+    return largest_difference(jax.jit(mean)(random_cv(estimator)), sg.exact_gradient(shown, dist))
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", JOINTS)
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        sg.RLOO(2),
+        sg.Reinforce(1, 0.7),
+        sg.Rodeo(2, surrogate=sg.MLPSurrogate(5)),
+        sg.Rodeo(2, sg.Barker("sparse"), sg.ExactSurrogate()),
+        *slow(sg.Rodeo(2, surrogate=sg.MLPSurrogate(5), coefficients="least_squares")),
+    ],
+    ids=["rloo", "reinforce", "rodeo", "rodeo-exact", "rodeo-least-squares"],
+)
+def test_unbiased(name, estimator):
+    assert bias(estimator, JOINTS[name]()) < 1e-10
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    "estimator", [sg.LocalExpectation(1), sg.Rodeo(2, sg.Gibbs("own"), sg.MLPSurrogate(5))]
+)
+def test_unbiased_on_a_product(estimator):
+    assert bias(estimator, product()) < 1e-10
+
+
+def test_f_sees_the_parts():
+    dist = sg.Joint(
+        bits=sg.Bernoulli(jnp.zeros((2, 3))),
+        inner=sg.Joint([sg.Categorical(jnp.zeros((2, 1, 4))), sg.Bernoulli(jnp.zeros((2, 1)))]),
+    )
+    seen = []
+
+    def f(x, scale):
+        seen.append(jax.tree.map(jnp.shape, x))
+        return scale * jnp.sum(x["bits"], -1) * x["inner"][0][..., 0, 1] + x["inner"][1][..., 0]
+
+    for estimator in (sg.RLOO(3), sg.Rodeo(3), sg.LocalExpectation(3)):
+        cv = estimator.init(KEY, dist)
+        run = lambda p, scale, e=estimator, cv=cv: sg.expectation(
+            f, dist.with_parameters(p), e, cv, key=KEY, args=(scale,)
+        )
+        value, (by_p, by_scale) = jax.value_and_grad(run, (0, 1))(dist.parameters, 2.0)
+        direct, grads = sg.value_and_grad(f, dist, estimator, cv, key=KEY, args=(jnp.array(2.0),))
+        np.testing.assert_allclose(value, direct)
+        assert largest_difference(by_p, grads.parameters) < 1e-6
+        np.testing.assert_allclose(by_scale, grads.args[0])
+    assert all(s == {"bits": (3, 2, 3), "inner": ((3, 2, 1, 4), (3, 2, 1))} for s in seen)
+    assert sg.LocalExpectation(3).num_evaluations(dist) == 3 * (1 + 3 + 3 + 1)
+    assert sg.Rodeo(2, surrogate=sg.ExactSurrogate()).num_evaluations(dist) == 2 * (1 + 3 + 3 + 1)
+
+
+def test_inputs_are_checked():
+    bits = sg.Bernoulli(jnp.zeros(2))
+    with pytest.raises(ValueError, match="one of the two"):
+        sg.Joint()
+    with pytest.raises(ValueError, match="one of the two"):
+        sg.Joint([bits], bits=bits)
+    with pytest.raises(TypeError, match="made of distributions, but was given a"):
+        sg.Joint(a=jnp.zeros(2))
+    with pytest.raises(ValueError, match=r"share their batch_shape, but .*\[\(\), \(3,\)\]"):
+        sg.Joint(a=bits, b=sg.Bernoulli(jnp.zeros((3, 2))))
+    dist = sg.Joint(a=bits, b=sg.Categorical(jnp.zeros((1, 3))))
+    for estimator in (sg.Lariat(), sg.DisARM(2), sg.Bronco()):
+        with pytest.raises(ValueError, match=r"but was given Joint. RLOO and Rodeo take any"):
+            estimator.sample(KEY, dist)
+    with pytest.raises(ValueError, match="leave num_coordinates at None"):
+        sg.Gibbs(num_coordinates=1).neighbours(dist, dist.enumerate(), key=KEY)
+    with pytest.raises(NotImplementedError, match="ask an operator"):
+        dist.log_ratio(dist.enumerate(), None)
+    x = jnp.array([[2.0, 0.0, 1.0, 0.0, 0.0]])
+    with pytest.raises(ValueError, match="no state of this Joint has"):
+        sg.Reinforce(1).estimate(None, dist, x, jnp.zeros(1))

@@ -1,0 +1,385 @@
+"""Bronco: unbiased for any state, by summation over all samples and flips; a sound fit; safe."""
+
+import itertools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import steingrad as sg
+from problems import (
+    all_tuples,
+    batched,
+    distributions,
+    largest_difference,
+    normal,
+    normalised_distributions,
+    objective,
+    table,
+    values_and_gradients,
+)
+from steingrad.estimators.bronco import at_slots, coefficients, corrected, flipped, pick
+
+NAMES = ["bernoulli", "categorical3", "ordinal3"]
+
+
+def random_cv(estimator, dist, seed=0):
+    """Sums as if over random flips: coefficients and probabilities far from where they start."""
+    rng = np.random.default_rng(seed)
+    d = dist.num_coordinates
+    features, target = rng.normal(size=(d, 5, 3)), rng.normal(size=(d, 5))
+    cv = estimator.CV(
+        gram=jnp.asarray(np.einsum("dnf,dng->dfg", features, features)),
+        cross=jnp.asarray(np.einsum("dnf,dn->df", features, target)),
+        error=jnp.asarray(rng.exponential(size=d)),
+        size=jnp.asarray(rng.exponential(size=d)),
+        flips=jnp.asarray(5.0 * d),
+        change=jnp.asarray(3.0 * d),
+        value=jnp.asarray(2.0),
+        deviation=jnp.asarray(1.5),
+        steps=jnp.asarray(3.0),
+        effect=jnp.asarray(rng.exponential(size=(d, dist.num_values, 2))),
+    )
+    return eqx.tree_at(lambda cv: cv.effect, cv, None) if estimator.use_gradient else cv
+
+
+def mean_over_everything(estimator, cv, dist, f, estimate=corrected):
+    """Σ_x q(x) Σ_slots π g, for all tuples of samples and all choices of flips."""
+    x, probs = all_tuples(dist, estimator.num_samples)
+    fx, dfx = values_and_gradients(f, x)
+    many = batched(dist, len(probs))
+    at = sg.Evaluated(x, fx, dfx if estimator.use_gradient else None)
+    guess = estimator.guess(cv, many, at)
+    count = guess.change.shape[-1] * guess.change.shape[-2]
+    shape = estimator.flips, estimator.num_samples
+    choices = np.asarray(list(itertools.product(range(count), repeat=shape[0] * shape[1])))
+
+    def term(choice):
+        slots = jnp.broadcast_to(choice.reshape(*shape, 1), (*shape, len(probs)))
+        fy = jax.vmap(f)(flipped(many, x, slots))
+        g = estimate(many, sg.Evaluated(x, fx, dfx, fy), guess, slots)
+        weights = probs * jnp.prod(at_slots(guess.probability, slots), axis=(0, 1))
+        return jnp.sum(weights), jax.tree.map(lambda g: jnp.tensordot(weights, g, axes=1), g)
+
+    totals, terms = jax.vmap(term)(jnp.asarray(choices, jnp.int32))
+    # Probabilities that do not add up to one show too.
+    return jax.tree.map(lambda g: jnp.sum(g, axis=0) / jnp.sum(totals) ** 2, terms)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("num_samples", "flips"), [(1, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize("use_gradient", [True, False])
+def test_unbiased_for_any_state(name, num_samples, flips, use_gradient):
+    dist = normalised_distributions()[name]
+    estimator = sg.Bronco(num_samples, flips, use_gradient=use_gradient)
+    f = objective(dist) if use_gradient else table(dist, 3)
+    mean = jax.jit(lambda cv: mean_over_everything(estimator, cv, dist, f))
+    for cv in (estimator.init(jax.random.key(0), dist), random_cv(estimator, dist)):
+        assert largest_difference(mean(cv), sg.exact_gradient(f, dist)) < 1e-10
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_guess_that_sees_the_flip_is_caught(name):
+    dist = normalised_distributions()[name]
+    estimator = sg.Bronco(1, 1)
+    f = objective(dist)
+
+    def peeking(dist, at, guess, slots):
+        slot = jnp.arange(guess.change[0, 0].size, dtype=slots.dtype).reshape(
+            guess.change.shape[-2:]
+        )
+        here = slot == slots[0][..., None, None]
+        change = guess.change + jnp.where(here, 0.5 * (at.fy[0] - at.fx)[..., None, None], 0)
+        return corrected(dist, at, guess._replace(change=change), slots)
+
+    cv = random_cv(estimator, dist)
+    mean = jax.jit(lambda cv: mean_over_everything(estimator, cv, dist, f, peeking))(cv)
+    assert largest_difference(mean, sg.exact_gradient(f, dist)) > 1e-2
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", ["bernoulli", "categorical5", "ordinal5"])
+def test_flips_are_neighbours_and_a_slot_each(name):
+    dist = distributions()[name]
+    x = dist.sample(jax.random.key(0), (1,))
+    count = dist.num_coordinates * (dist.num_values - 1)
+    slots = jnp.arange(count, dtype=jnp.int32)[:, None]
+    y = flipped(dist, x, slots)
+    assert jnp.all(jnp.sum(dist.index(y) != dist.index(x), axis=-1) == 1)
+    assert len(np.unique(dist.state_number(y))) == count
+    # In the order of the guess: a change that is linear is guessed exactly.
+    w = normal(1, dist.event_shape)
+    f = lambda x: jnp.sum(w * x, axis=tuple(range(-dist.event_ndim, 0)))
+    fx, dfx = values_and_gradients(f, x)
+    estimator = sg.Bronco()
+    guess = estimator.guess(estimator.init(None, dist), dist, sg.Evaluated(x, fx, dfx))
+    assert jnp.allclose(at_slots(guess.change, slots), jax.vmap(f)(y) - fx, atol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("n", [1, 2, 7, 16, 23])
+def test_draws_have_their_probabilities(n):
+    probability = np.random.default_rng(n).exponential(size=n) ** 2 + 1e-3
+    probability = jnp.asarray(probability / probability.sum())
+    grid = jnp.asarray((np.arange(400) + 0.5) / 400)
+    first, second = (axis.reshape(-1) for axis in jnp.meshgrid(grid, grid))
+    slots = pick(probability, first, second)
+    frequency = np.bincount(slots, minlength=n) / slots.size
+    assert np.allclose(frequency, probability, atol=5e-3)
+    ends = jnp.asarray([0.0, 1 - 2.0**-53])
+    assert jnp.all((pick(probability, ends, ends) >= 0) & (pick(probability, ends, ends) < n))
+
+
+def test_two_flips_of_a_sample_differ():
+    estimator = sg.Bronco(1, 2, uniform=1.0)
+    q = sg.Bernoulli(jnp.zeros((200, 9)))
+    x = estimator.sample(jax.random.key(0), q)
+    cv = estimator.init(jax.random.key(0), q)
+    at = sg.Evaluated(x, jnp.zeros((1, 200)), jnp.zeros_like(x), key=jax.random.key(1))
+    y = estimator.further_points(cv, q, at)
+    assert y.shape == (2, 1, 200, 9)
+    assert not jnp.any(jnp.all(y[0] == y[1], axis=-1))
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", ["bernoulli", "categorical3", "ordinal3"])
+def test_coefficients_are_a_weighted_least_squares_fit(name):
+    """The same, offline, from a record of all draws."""
+    dist = batched(distributions()[name], 6)
+    f = objective(dist)
+    estimator = sg.Bronco(2, 2, memory=24 * 9 / dist.num_coordinates)  # 0.9 a step
+    cv = estimator.init(jax.random.key(0), dist)
+    coordinates, features, targets, weights = [], [], [], []
+    for step in range(12):
+        keys = jax.random.split(jax.random.key(step))
+        x = estimator.sample(keys[0], dist)
+        fx, dfx = values_and_gradients(f, x)
+        at = sg.Evaluated(x, fx, dfx, key=keys[1])
+        y = estimator.further_points(cv, dist, at)
+        at = sg.Evaluated(x, fx, dfx, jax.vmap(f)(y), key=keys[1])
+        guess = estimator.guess(cv, dist, at)
+        slots = estimator.draw(at, guess.probability)
+        count = dist.num_coordinates * (dist.num_values - 1)
+        known = lambda a, slots=slots: np.asarray(at_slots(a, slots)).reshape(-1)
+        coordinates.append(np.asarray(slots).reshape(-1) // (dist.num_values - 1))
+        features.append(np.stack([known(feature) for feature in guess.features], -1))
+        targets.append(np.asarray((at.fy - fx) / guess.scale).reshape(-1))
+        weights.append(0.9 ** (11 - step) * known(guess.size) ** 2 / known(guess.probability))
+        weights[-1] /= count
+        _, cv_grad = estimator.adapt(cv, dist, at)
+        cv = jax.tree.map(jnp.subtract, cv, cv_grad)
+
+    i, phi, t, w = map(np.concatenate, (coordinates, features, targets, weights))
+    flips = sum(24 * 0.9**k for k in range(12))
+    assert cv.flips == pytest.approx(flips)
+    one_flip = np.sum(w[:, None] * phi**2, axis=0) / flips
+
+    def fit(chosen, prior, ridge):
+        """Least squares with the prior as further observations."""
+        rows = np.sqrt(w[chosen])[:, None] * phi[chosen]
+        rows = np.concatenate([rows, np.diag(np.sqrt(ridge * one_flip))])
+        right = np.concatenate([np.sqrt(w[chosen]) * t[chosen], np.sqrt(ridge * one_flip) * prior])
+        return np.linalg.lstsq(rows, right, rcond=None)[0]
+
+    common = fit(np.ones(len(i), bool), np.asarray([1.0, 0.0, 0.0]), 10.0)
+    each = np.stack([fit(i == k, common, 1.0) for k in range(dist.num_coordinates)])
+    assert np.allclose(coefficients(cv), each, atol=1e-8)
+
+
+def run(estimator, f, q, steps, cv=None, key=0):
+    """`steps` of adaptation, compiled, in one scan."""
+    cv = estimator.init(jax.random.key(0), q) if cv is None else cv
+    optimizer = sg.cv_optimizer(estimator)
+
+    def step(carry, key):
+        cv, state = carry
+        value, grads = estimator.value_and_grad(f, q, cv, key=key)
+        updates, state = optimizer.update(grads.cv, state, cv)
+        return (optax.apply_updates(cv, updates), state), (value, grads.parameters)
+
+    keys = jax.random.split(jax.random.key(key), steps)
+    (cv, _), (_, g) = jax.jit(lambda c, k: jax.lax.scan(step, c, k))((cv, optimizer.init(cv)), keys)
+    return cv, g
+
+
+def variance(estimator, f, q, cv, draws=2000):
+    keys = jax.random.split(jax.random.key(7), draws)
+    g = jax.jit(jax.vmap(lambda key: estimator.value_and_grad(f, q, cv, key=key)[1].parameters))(
+        keys
+    )
+    return float(jnp.sum(jnp.var(g, axis=0)))
+
+
+def curved(x):
+    """Smooth, with a curvature of its own for each coordinate."""
+    w = jnp.linspace(0.2, 3.0, x.shape[-1], dtype=x.dtype)
+    return -jnp.sum(w * (x - 0.3) ** 2, axis=-1) + jnp.sin(jnp.sum(x * w, axis=-1))
+
+
+@pytest.mark.parametrize("use_gradient", [True, False])
+def test_adaptation_lowers_the_variance(use_gradient):
+    q = sg.Bernoulli(jnp.linspace(-1.5, 1.5, 12))
+    estimator = sg.Bronco(1, 1, use_gradient=use_gradient)
+    before = estimator.init(jax.random.key(0), q)
+    after, _ = run(estimator, curved, q, 600)
+    first, then = (variance(estimator, curved, q, cv) for cv in (before, after))
+    assert then < 0.75 * first
+    assert variance(sg.Bronco(1, 2, use_gradient=use_gradient), curved, q, after) < 0.7 * then
+
+
+def test_adaptation_on_categories():
+    q = sg.Categorical(normal(0, (6, 4)).astype(jnp.float32))
+    w = normal(1, (6, 4)).astype(jnp.float32)
+    f = lambda x: jnp.sum(w * x, axis=(-2, -1)) ** 2
+    for use_gradient in (True, False):
+        estimator = sg.Bronco(1, 1, use_gradient=use_gradient)
+        before = estimator.init(jax.random.key(0), q)
+        after, _ = run(estimator, f, q, 2000)
+        assert variance(estimator, f, q, after) < 0.9 * variance(estimator, f, q, before)
+
+
+def finite(tree):
+    return all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(tree))
+
+
+LOGITS = {
+    "one bit": jnp.zeros(1),
+    "no batch": jnp.zeros(5),
+    "batch of one": jnp.zeros((1, 5)),
+    "batch of (2, 3)": jnp.zeros((2, 3, 5)),
+    "certain": jnp.asarray([[40.0, -40.0, 40.0], [200.0, -200.0, 40.0]]),
+    "partly certain": jnp.asarray([[40.0, -40.0, 0.3], [0.1, 0.2, -40.0]]),
+    "10,000 bits": jnp.zeros(10_000),
+}
+OBJECTIVES = {
+    "curved": curved,
+    "no slope": lambda x: jnp.sum(jnp.round(x), axis=-1) ** 2,
+    "constant": lambda x: 0 * jnp.sum(x, axis=-1) + 3,
+    "huge": lambda x: 1e12 * curved(x),
+    "tiny": lambda x: 1e-12 * curved(x),
+}
+
+
+@pytest.mark.parametrize("name", LOGITS)
+@pytest.mark.parametrize("use_gradient", [True, False])
+def test_safe_shapes(name, use_gradient):
+    q = sg.Bernoulli(LOGITS[name])
+    estimator = sg.Bronco(1, 2, use_gradient=use_gradient)
+    cv, g = run(estimator, curved, q, 20)
+    assert g.shape == (20, *q.logits.shape)
+    assert finite((cv, g))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("use_gradient", [True, False])
+def test_safe_objectives(name, use_gradient):
+    f = OBJECTIVES[name]
+    q = sg.Bernoulli(jnp.linspace(-2, 2, 6))
+    estimator = sg.Bronco(use_gradient=use_gradient)
+    cv, g = run(estimator, f, q, 300)
+    assert finite((cv, g))
+    exact = sg.exact_gradient(f, q)
+    late = g[100:]
+    error = jnp.sqrt(jnp.mean((late - exact) ** 2, axis=0))
+    assert jnp.all(error <= 10 * jnp.max(jnp.abs(exact)) + 1e-20)
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e-3])
+def test_a_jump_of_the_objective(factor):
+    """Soon as good as if the objective had always been this."""
+    q = sg.Bernoulli(jnp.linspace(-1.5, 1.5, 12))
+    estimator = sg.Bronco()
+    before, _ = run(estimator, curved, q, 500)
+    other = lambda x: factor * curved(x)
+    after, g = run(estimator, other, q, 300, before)
+    settled, _ = run(estimator, other, q, 500)
+    assert finite((after, g))
+    assert variance(estimator, other, q, after) < 1.5 * variance(estimator, other, q, settled)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("kind", ["bernoulli", "categorical", "ordinal"])
+def test_types_and_front_door(dtype, kind):
+    """`expectation`, compiled, in any type; `cv` moves by one plain step."""
+    shape = (4, 3) if kind == "bernoulli" else (4, 3, 5)
+    logits = normal(0, shape).astype(dtype)
+    make = {
+        "bernoulli": sg.Bernoulli,
+        "categorical": sg.Categorical,
+        "ordinal": lambda logits: sg.Ordinal(logits, range(5)),
+    }[kind]
+    estimator = sg.Bronco(2, 2)
+    cv = estimator.init(jax.random.key(0), make(logits))
+    axes = tuple(range(-make(logits).event_ndim, 0))
+    f = lambda x: jnp.sum(x.astype(jnp.float32), axis=axes) ** 2
+
+    @jax.jit
+    def grads(logits, cv, key):
+        loss = lambda logits, cv: -sg.expectation(f, make(logits), estimator, cv, key=key)
+        return jax.grad(loss, (0, 1))(logits, cv)
+
+    g, cv_grad = grads(logits, cv, jax.random.key(1))
+    assert g.shape == shape
+    assert g.dtype == dtype
+    assert cv_grad.flips == -2 * 2 * 4
+    assert finite((g, cv_grad))
+
+
+def test_vmap_is_a_loop():
+    q = sg.Bernoulli(normal(0, (3, 5)).astype(jnp.float32))
+    estimator = sg.Bronco()
+    cv = estimator.init(jax.random.key(0), sg.Bernoulli(q.logits[0]))
+    keys = jax.random.split(jax.random.key(1), 3)
+
+    def one(logits, key):
+        return estimator.value_and_grad(curved, sg.Bernoulli(logits), cv, key=key)[1]
+
+    together = jax.vmap(one)(q.logits, keys)
+    for k in range(3):
+        alone = one(q.logits[k], keys[k])
+        assert largest_difference(jax.tree.map(lambda leaf, k=k: leaf[k], together), alone) < 1e-4
+
+
+def test_a_random_objective_is_the_same_at_x_and_its_flips():
+    """Noise that is added to f cancels in the change."""
+    q = sg.Bernoulli(jnp.zeros((7, 4)))
+    estimator = sg.Bronco(1, 2)
+    cv = estimator.init(jax.random.key(0), q)
+    noisy = lambda x, key: curved(x) + 1e3 * jax.random.normal(key, x.shape[:-1])
+    quiet = estimator.value_and_grad(curved, q, cv, key=jax.random.key(1))[1].parameters
+    g = estimator.value_and_grad(noisy, q, cv, key=jax.random.key(1))[1].parameters
+    assert jnp.allclose(g, quiet, atol=1e-2)
+
+
+def test_evaluations_of_ones_own():
+    q = sg.Bernoulli(normal(0, (4, 5)).astype(jnp.float32))
+    estimator = sg.Bronco(2, 3)
+    assert estimator.num_evaluations(q) == 8
+    cv = estimator.init(jax.random.key(0), q)
+    x = estimator.sample(jax.random.key(1), q)
+    fx, dfx = values_and_gradients(curved, x)
+    key = jax.random.key(2)
+    y = estimator.further_points(cv, q, estimator.evaluated(cv, q, x, fx, dfx, key=key))
+    assert y.shape == (3, 2, 4, 5)
+    g = estimator.estimate(cv, q, x, fx, dfx, fy=curved(y), key=key)
+    assert g.shape == (4, 5)
+    with pytest.raises(ValueError, match="pass fy"):
+        estimator.estimate(cv, q, x, fx, dfx, key=key)
+    with pytest.raises(ValueError, match="pass key"):
+        estimator.estimate(cv, q, x, fx, dfx, fy=curved(y))
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="flips of 1 or more"):
+        sg.Bronco(flips=0)
+    with pytest.raises(ValueError, match="every flip can be drawn"):
+        sg.Bronco(uniform=0.0)
+    with pytest.raises(ValueError, match="memory"):
+        sg.Bronco(memory=0.0)
+    with pytest.raises(ValueError, match="pass the distribution"):
+        sg.Bronco().init(jax.random.key(0))

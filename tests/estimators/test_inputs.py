@@ -1,0 +1,135 @@
+"""Unusual inputs of estimators: taken, or refused with a sentence."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import steingrad as sg
+
+KEY = jax.random.key(0)
+ALL = [
+    sg.Reinforce(2),
+    sg.Reinforce(2, "moving_average"),
+    sg.RLOO(2),
+    sg.Rodeo(2, surrogate=sg.MLPSurrogate(hidden=4)),
+    sg.DoubleCV(2),
+    sg.DisARM(2),
+    sg.ARMS(3),
+    sg.Rebar(),
+    sg.Relax(hidden=4),
+    sg.ModifiedRelax(2, surrogate=sg.MLPSurrogate(hidden=4)),
+    sg.LocalExpectation(),
+]
+CATEGORICAL = [e for e in ALL if not isinstance(e, sg.DoubleCV | sg.DisARM | sg.ARMS)]
+name = lambda estimator: type(estimator).__name__
+
+
+def f(x):
+    return jnp.sum((x - 0.45) ** 2, axis=-1)
+
+
+@pytest.mark.parametrize("estimator", ALL, ids=name)
+def test_empty_batches(estimator):
+    q = sg.Bernoulli(jnp.zeros((0, 3)))
+    cv = estimator.init(KEY, q)
+    run = lambda l, cv, w: sg.expectation(
+        lambda x, w: w * f(x), sg.Bernoulli(l), estimator, cv, key=KEY, args=(w,)
+    )
+    assert float(run(q.logits, cv, 2.0)) == 0
+    value, grads = jax.value_and_grad(run, (0, 1, 2))(q.logits, cv, jnp.ones(()))
+    assert float(value) == 0
+    assert grads[0].shape == (0, 3)
+    assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(grads))
+
+
+@pytest.mark.parametrize("estimator", ALL, ids=name)
+def test_keys_of_the_old_kind(estimator):
+    q, old = sg.Bernoulli(jnp.zeros((2, 3))), jax.random.PRNGKey(5)
+    cv = estimator.init(old, q)
+    run = lambda key: sg.expectation(f, q, estimator, cv, key=key)
+    np.testing.assert_array_equal(run(old), run(jax.random.wrap_key_data(old)))
+    _, grads = estimator.value_and_grad(f, q, cv, key=old)
+    assert np.isfinite(grads.parameters).all()
+
+
+def test_whole_numbers_of_numpy():
+    assert type(sg.RLOO(np.int64(2)).num_samples) is int
+    assert sg.RLOO(np.int64(3)) == sg.RLOO(3)
+    for wrong in (2.0, "2", None):
+        with pytest.raises(ValueError, match="whole num_samples of 2 or more"):
+            sg.RLOO(wrong)
+
+
+RODEO = sg.Rodeo(2, surrogate=sg.MLPSurrogate(hidden=4))
+START = RODEO.init(KEY)
+
+
+def with_alpha(alpha):
+    return eqx.tree_at(lambda cv: cv.alpha, START, alpha)
+
+
+@pytest.mark.parametrize(
+    "cv",
+    [
+        None,
+        (),
+        [1.0],
+        (START.surrogate, START.alpha, START.beta),
+        sg.Rodeo(2, surrogate=sg.MLPSurrogate(hidden=5)).init(KEY),
+        sg.Rodeo(2, surrogate=sg.LinearSurrogate()).init(KEY),
+        sg.DoubleCV(2).init(KEY),
+        with_alpha(0.0),
+        with_alpha("0"),
+        with_alpha([START.alpha]),
+        with_alpha(None),
+        with_alpha(jnp.zeros((), int)),
+    ],
+    ids=lambda cv: type(cv).__name__,
+)
+def test_control_variates_of_another_kind(cv):
+    q = sg.Bernoulli(jnp.zeros(3))
+    for run in (sg.value_and_grad, sg.expectation):
+        with pytest.raises(ValueError, match=r"pass the cv that `init\(key, dist\)` of this very"):
+            jax.grad(lambda l, run=run: run(f, sg.Bernoulli(l), RODEO, cv, key=KEY))(q.logits)
+
+
+@pytest.mark.parametrize(
+    ("q", "wrong"),
+    [
+        (sg.Bernoulli(jnp.zeros(3)), 2.0),
+        (sg.Bernoulli(jnp.zeros(3)), 0.5),
+        (sg.Bernoulli(jnp.zeros(3)), jnp.nan),
+        (sg.Categorical(jnp.zeros((2, 3))), 0.5),
+        (sg.Ordinal(jnp.zeros((2, 3)), (-1, 0, 2.5)), 1.0),
+    ],
+)
+def test_states_outside_the_space(q, wrong):
+    x = q.sample(KEY, (2,))
+    fx = jnp.zeros(2)
+    sg.RLOO(2).estimate(None, q, x, fx)
+    outside = x.at[(0,) * x.ndim].set(wrong)
+    with pytest.raises(ValueError, match=f"x has the entry {wrong:g}, which no state"):
+        sg.RLOO(2).estimate(None, q, outside, fx)
+    jax.jit(lambda x: sg.RLOO(2).estimate(None, q, x, fx))(outside)  # its numbers are not known
+
+
+@pytest.mark.parametrize("estimator", CATEGORICAL, ids=name)
+def test_values_of_probability_zero(estimator):
+    """The estimates are those that finite, tiny probabilities give, and no NaN anywhere."""
+    logits = jnp.array([[0.3, -jnp.inf, 0.1], [0.0, 1.0, -0.5]])
+    tiny = jnp.where(jnp.isneginf(logits), logits[:, :1] - 100, logits)
+
+    @jax.jit
+    def run(logits):
+        q = sg.Categorical(logits)
+        g = lambda x: jnp.sum(x * jnp.arange(3.0), axis=(-2, -1)) ** 2 - q.log_prob(x)
+        cv = jax.tree.map(lambda p: p + 0.1, estimator.init(KEY, q))
+        return estimator.value_and_grad(g, q, cv, key=jax.random.key(4))
+
+    ours, theirs = run(logits), run(tiny)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(ours))
+    assert float(ours[1].parameters[0, 1]) == 0
+    if not estimator.needs_gradient:  # ∇f has the logits in it
+        np.testing.assert_allclose(ours[1].parameters, theirs[1].parameters, atol=1e-4)
