@@ -1,10 +1,10 @@
-import contextlib
-
 import pytest
 
-with contextlib.suppress(ImportError):
+try:
     import torch
-
+except ImportError:
+    collect_ignore = ["problem.py"]  # no test, but looked into for examples
+else:
     # Small tensors: a second thread would do nothing but wait for the first.
     torch.set_num_threads(1)
 
