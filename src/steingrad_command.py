@@ -67,7 +67,7 @@ def _again(number: int) -> None:
     if hasattr(signal, "pthread_kill"):  # to the main thread, which it wakes if it sleeps
         signal.pthread_kill(threading.main_thread().ident or 0, number)
     else:  # Windows
-        _thread.interrupt_main(number)
+        _thread.interrupt_main(signal.Signals(number))
 
 
 def _leave() -> NoReturn:

@@ -161,7 +161,7 @@ class TestCurves:
         # The first of 20 reports took 5 times as long as the others, which is not their time.
         assert rodeo.steps[:2] == [1_000, 2_000]
         assert rodeo.seconds[:2] == [3, 6]
-        assert "Not run: RLOO." in figure.before
+        assert "Not run: RLOO, Lariat, Bronco." in figure.before
         assert figure.table.columns[1:3] == (
             "Gradient variance at 20,000 steps",
             "Paper's at 200,000 steps",

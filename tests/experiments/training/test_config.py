@@ -6,7 +6,7 @@ import json
 import pytest
 
 from steingrad.experiments import Config, ConfigError, Schedule
-from steingrad.experiments.training.config import FIELDS, default_of, from_json, to_json
+from steingrad.experiments.training.config import FIELDS, belongs, from_json, to_json, value_of
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,25 @@ def test_settings_beside_their_owner():
     Config(surrogate="pooled", surrogate_layers=2)
 
 
-def test_the_default_by_name_is_the_default():
+@pytest.mark.parametrize(
+    ("estimator", "some"),
+    [
+        ("rodeo", {"operator": "gibbs", "scan": "random", "surrogate_hidden": 100, "loo": True}),
+        ("bronco", {"flips": 1, "uniform": 0.1}),
+        ("lariat", {"values": True, "gradients": True, "stein": False}),
+        ("reinforce", {"baseline": "none"}),
+    ],
+)
+def test_the_default_by_name_is_the_default(estimator, some):
     """Whoever spells out what the library does anyway has the same configuration."""
+    config = Config(estimator=estimator)
     own = [name for name, field in FIELDS.items() if field.metadata["read"]]
-    assert {"operator", "scan", "surrogate_hidden", "loo"} < set(own)
-    spelled = {name: default_of(name) for name in own if name not in ("damping", "baseline")}
-    assert spelled["operator"] == "gibbs"
-    assert Config(**spelled) == Config()
-    assert dataclasses.replace(Config(**spelled), estimator="rloo") == Config(estimator="rloo")
+    owned = [name for name in own if belongs(name, vars(config))]
+    spelled = {name: value_of(name, vars(config)) for name in owned}
+    assert some.items() <= spelled.items()
+    assert Config(estimator=estimator, **spelled) == config
+    plain = Config(estimator=estimator, **spelled)
+    assert dataclasses.replace(plain, estimator="rloo") == Config(estimator="rloo")
 
 
 @pytest.mark.parametrize(
