@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import steingrad as sg
+from marks import slow
 from problems import (
     all_tuples,
     batched,
@@ -71,8 +72,8 @@ def mean_over_everything(estimator, cv, dist, f, estimate=corrected):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("num_samples", "flips"), [(1, 1), (1, 2), (2, 1)])
-@pytest.mark.parametrize("use_gradient", [True, False])
+@pytest.mark.parametrize(("num_samples", "flips"), [(1, 1), *slow((1, 2), (2, 1))])
+@pytest.mark.parametrize("use_gradient", [True, *slow(False)])
 def test_unbiased_for_any_state(name, num_samples, flips, use_gradient):
     dist = normalised_distributions()[name]
     estimator = sg.Bronco(num_samples, flips, use_gradient=use_gradient)
@@ -122,7 +123,7 @@ def test_flips_are_neighbours_and_a_slot_each(name):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("n", [1, 2, 7, 16, 23])
+@pytest.mark.parametrize("n", [1, 7, *slow(2, 16, 23)])
 def test_draws_have_their_probabilities(n):
     probability = np.random.default_rng(n).exponential(size=n) ** 2 + 1e-3
     probability = jnp.asarray(probability / probability.sum())
@@ -221,7 +222,7 @@ def curved(x):
     return -jnp.sum(w * (x - 0.3) ** 2, axis=-1) + jnp.sin(jnp.sum(x * w, axis=-1))
 
 
-@pytest.mark.parametrize("use_gradient", [True, False])
+@pytest.mark.parametrize("use_gradient", [True, *slow(False)])
 def test_adaptation_lowers_the_variance(use_gradient):
     q = sg.Bernoulli(jnp.linspace(-1.5, 1.5, 12))
     estimator = sg.Bronco(1, 1, use_gradient=use_gradient)
@@ -232,6 +233,7 @@ def test_adaptation_lowers_the_variance(use_gradient):
     assert variance(sg.Bronco(1, 2, use_gradient=use_gradient), curved, q, after) < 0.7 * then
 
 
+@pytest.mark.slow
 def test_adaptation_on_categories():
     q = sg.Categorical(normal(0, (6, 4)).astype(jnp.float32))
     w = normal(1, (6, 4)).astype(jnp.float32)
@@ -265,8 +267,12 @@ OBJECTIVES = {
 }
 
 
-@pytest.mark.parametrize("name", LOGITS)
-@pytest.mark.parametrize("use_gradient", [True, False])
+@pytest.mark.parametrize(
+    "name",
+    ["one bit", "batch of (2, 3)", "certain", "10,000 bits"]
+    + slow("no batch", "batch of one", "partly certain"),
+)
+@pytest.mark.parametrize("use_gradient", [True, *slow(False)])
 def test_safe_shapes(name, use_gradient):
     q = sg.Bernoulli(LOGITS[name])
     estimator = sg.Bronco(1, 2, use_gradient=use_gradient)
@@ -275,8 +281,8 @@ def test_safe_shapes(name, use_gradient):
     assert finite((cv, g))
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize("use_gradient", [True, False])
+@pytest.mark.parametrize("name", ["no slope", "huge", *slow("curved", "constant", "tiny")])
+@pytest.mark.parametrize("use_gradient", [True, *slow(False)])
 def test_safe_objectives(name, use_gradient):
     f = OBJECTIVES[name]
     q = sg.Bernoulli(jnp.linspace(-2, 2, 6))
@@ -289,7 +295,7 @@ def test_safe_objectives(name, use_gradient):
     assert jnp.all(error <= 10 * jnp.max(jnp.abs(exact)) + 1e-20)
 
 
-@pytest.mark.parametrize("factor", [1e3, 1e-3])
+@pytest.mark.parametrize("factor", slow(1e3, 1e-3))
 def test_a_jump_of_the_objective(factor):
     """Soon as good as if the objective had always been this."""
     q = sg.Bernoulli(jnp.linspace(-1.5, 1.5, 12))
@@ -302,7 +308,7 @@ def test_a_jump_of_the_objective(factor):
     assert variance(estimator, other, q, after) < 1.5 * variance(estimator, other, q, settled)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, *slow(jnp.float32)])
 @pytest.mark.parametrize("kind", ["bernoulli", "categorical", "ordinal"])
 def test_types_and_front_door(dtype, kind):
     """`expectation`, compiled, in any type; `cv` moves by one plain step."""

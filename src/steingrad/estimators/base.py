@@ -63,6 +63,11 @@ class Estimator(eqx.Module):
         return False
 
     @property
+    def samples_are_states(self) -> bool:
+        """Whether `sample` gives states, and not points between them (`GumbelSoftmax`)."""
+        return True
+
+    @property
     def cv_is_quadratic(self) -> bool:
         """Whether the gradient for the control variates is that of a square of the gradient, and so
         goes with the square of any factor; otherwise no factor changes it."""
@@ -133,7 +138,8 @@ class Estimator(eqx.Module):
         objective = None if f is None else bind(f, dist, key, relaxed=self.relaxes)
         at = Evaluated(x, fx, dfx, fy, objective, key, context)
         check_evaluated(self, dist, at)
-        check_inside(dist, x)
+        if self.samples_are_states:
+            check_inside(dist, x)
         return at
 
     def estimate(

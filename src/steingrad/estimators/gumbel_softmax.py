@@ -62,6 +62,10 @@ class GumbelSoftmax(Estimator):
     def needs_gradient(self):
         return True
 
+    @property
+    def samples_are_states(self):
+        return self.straight_through
+
     def sample(self, key, dist):
         if self.straight_through:
             return super().sample(key, dist)
