@@ -269,8 +269,10 @@ OBJECTIVES = {
 
 @pytest.mark.parametrize(
     "name",
-    ["one bit", "batch of (2, 3)", "certain", "10,000 bits"]
-    + slow("no batch", "batch of one", "partly certain"),
+    [
+        *("one bit", "batch of (2, 3)", "certain", "10,000 bits"),
+        *slow("no batch", "batch of one", "partly certain"),
+    ],
 )
 @pytest.mark.parametrize("use_gradient", [True, *slow(False)])
 def test_safe_shapes(name, use_gradient):
