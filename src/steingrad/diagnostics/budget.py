@@ -118,7 +118,7 @@ def _measure(
     while len(variances) < ROUNDS or time.perf_counter() < until:
         round_key = jax.random.fold_in(draw_key, len(variances))
         found = measure.moments(estimate, round_key, ROUND, chunk)
-        variances.append(float(np.sum(found.variance, dtype=np.float64)))
+        variances.append(float(np.sum(np.asarray(found.variance, np.float64))))
         tell()
     variance = float(np.mean(variances))
     error = float(np.std(variances, ddof=1)) / len(variances) ** 0.5
