@@ -51,12 +51,19 @@ OTHERS = {
     "dataset": "mnist", "likelihood": "gaussian", "estimator": "rloo", "samples": 4,
     "operator": "mpf", "scan": "own", "coordinates": 5, "surrogate": "linear",
     "surrogate_hidden": 7, "surrogate_layers": 2, "loo": False, "local": False, "global_": False,
-    "network": "resnet", "layer_sizes": (20,), "hidden": (7,), "batch_size": 7,
+    "coefficients": "least_squares", "network": "resnet", "layer_sizes": (20,), "hidden": (7,), "batch_size": 7,
     "learning_rate": 0.5, "cv_learning_rate": 0.5, "adapt_every": 3, "seeds": (2,),
 }  # fmt: skip
 BASES = {
     "damping": (Config(operator="mpf"), 0.5),
     "baseline": (Config(estimator="reinforce"), "learned"),
+    "flips": (Config(estimator="bronco", samples=4), 1),
+    "uniform": (Config(estimator="bronco"), 0.3),
+    "values": (Config(estimator="lariat"), False),
+    "gradients": (Config(estimator="lariat"), False),
+    "weighted": (Config(estimator="lariat"), True),
+    "context": (Config(estimator="lariat"), True),
+    "stein": (Config(estimator="lariat"), True),
     "average_decoder": (Config(layer_sizes=(200, 200)), True),
     "common_random_numbers": (Config(layer_sizes=(200, 200)), True),
 }

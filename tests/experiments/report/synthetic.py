@@ -8,7 +8,17 @@ from steingrad.data.sources import SOURCES
 from steingrad.experiments import Config, Run
 from steingrad.experiments.paper.grid import Entry, experiments
 
-RANKS = ("rodeo", "double_cv", "disarm", "arms", "rloo", "relax", "modified_relax")
+RANKS = (
+    "bronco",
+    "lariat",
+    "rodeo",
+    "double_cv",
+    "disarm",
+    "arms",
+    "rloo",
+    "relax",
+    "modified_relax",
+)
 
 
 def data_files(dataset: str) -> dict[str, str]:
