@@ -222,6 +222,7 @@ def test_mean_squared_error(random):
     np.testing.assert_allclose(row.cosine_of_mean, cosine, atol=0.02)
 
 
+@pytest.mark.slow
 def test_error_of_the_squared_bias():
     """The spread of many estimates of it is what each says of itself, with and without bias."""
     dist = sg.Bernoulli(jnp.zeros(3))

@@ -83,6 +83,7 @@ ESTIMATORS = [sg.RLOO(2), sg.Rodeo(2), sg.LocalExpectation(2), sg.Lariat(2), sg.
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
+@pytest.mark.slow
 def test_has_aux(estimator):
     plain = lambda x: jnp.sin(x @ W)
     f = lambda x: (plain(x), {"states": x, "count": jnp.sum(x, axis=-1).astype(int)})
@@ -115,6 +116,7 @@ def test_aux_is_not_differentiated_and_is_checked():
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
+@pytest.mark.slow
 def test_one_example(estimator):
     targets, scale = jnp.arange(4.0), jnp.array(2.0)
     one = lambda x, target, scale: scale * jnp.cos(W @ x - target)
@@ -161,6 +163,7 @@ GRADIENT_FREE = [
 
 
 @pytest.mark.parametrize("estimator", GRADIENT_FREE, ids=lambda e: type(e).__name__)
+@pytest.mark.slow
 def test_a_numpy_f(estimator):
     """What it gives is what the same f in JAX gives."""
     numpy = sg.callback(lambda x, w: np.tanh(x @ w) * x.shape[-1])

@@ -50,6 +50,7 @@ OPERATORS = {
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", JOINTS)
+@pytest.mark.slow
 def test_against_its_parts(name):
     dist = JOINTS[name]()
     states, number = dist.enumerate(), 0
@@ -72,6 +73,7 @@ def test_against_its_parts(name):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", JOINTS)
 @pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.slow
 def test_operators(name, operator):
     """E[A h] = 0, and the fast path is the definition."""
     dist, operator = JOINTS[name](), OPERATORS[operator]
@@ -104,6 +106,7 @@ def test_operators(name, operator):
             )
 
 
+@pytest.mark.slow
 def test_gibbs_is_that_of_one_distribution():
     """Bits in two parts are bits in one."""
     logits = jnp.array([0.3, -1.0, 2.0])
@@ -155,6 +158,7 @@ def test_unbiased_on_a_product(estimator):
     assert bias(estimator, product()) < 1e-10
 
 
+@pytest.mark.slow
 def test_f_sees_the_parts():
     dist = sg.Joint(
         bits=sg.Bernoulli(jnp.zeros((2, 3))),

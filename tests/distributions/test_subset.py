@@ -69,6 +69,7 @@ def test_a_large_one_in_single_precision():
     assert bool(jnp.all(jnp.isfinite(single.log_prob(x))))
 
 
+@pytest.mark.slow
 def test_elements_that_are_left_out():
     dist = sg.Subset(jnp.array([-jnp.inf, 0.0, 1.0, -jnp.inf, 2.0]), 2)
     expected = sg.Subset(jnp.array([0.0, 1.0, 2.0]), 2)

@@ -45,6 +45,7 @@ def test_empty_batches(estimator):
 
 
 @pytest.mark.parametrize("estimator", ALL, ids=name)
+@pytest.mark.slow
 def test_keys_of_the_old_kind(estimator):
     q, old = sg.Bernoulli(jnp.zeros((2, 3))), jax.random.PRNGKey(5)
     cv = estimator.init(old, q)

@@ -73,8 +73,6 @@ def compare(
     True
     >>> [row.verdict for row in result.rows], result.reference
     (['', '', 'biased (declared)'], 'the exact gradient')
-    >>> result["StraightThrough(2)"].bias_squared > 0.01
-    True
     """
     named = _named(estimators)
     limits = {"draws": (draws, 2), "adapt_steps": (adapt_steps, 0), "chunk": (chunk, 1)}

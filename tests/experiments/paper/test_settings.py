@@ -51,7 +51,8 @@ OTHERS = {
     "dataset": "mnist", "likelihood": "gaussian", "estimator": "rloo", "samples": 4,
     "operator": "mpf", "scan": "own", "coordinates": 5, "surrogate": "linear",
     "surrogate_hidden": 7, "surrogate_layers": 2, "loo": False, "local": False, "global_": False,
-    "coefficients": "least_squares", "network": "resnet", "layer_sizes": (20,), "hidden": (7,), "batch_size": 7,
+    "coefficients": "least_squares", "network": "resnet", "layer_sizes": (20,), "hidden": (7,),
+    "batch_size": 7,
     "learning_rate": 0.5, "cv_learning_rate": 0.5, "adapt_every": 3, "seeds": (2,),
 }  # fmt: skip
 BASES = {

@@ -38,7 +38,7 @@ class Experiment:
 
     >>> experiment = experiments()["hierarchical"]
     >>> len(experiment.entries), experiment.metrics
-    (27, ('train_elbo', 'test_bound'))
+    (45, ('train_elbo', 'test_bound'))
     >>> experiment.entries[0].config.layer_sizes
     (200, 200)
     >>> experiment.published(experiment.entries[0], "train_elbo")
