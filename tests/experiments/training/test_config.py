@@ -59,11 +59,21 @@ def test_settings_of_others(settings, owner):
         Config(**settings)
 
 
-def test_settings_beside_their_owner():
-    Config(estimator="modified_relax", surrogate_hidden=7)
-    Config(estimator="reinforce", baseline="learned", adapt_every=2)
-    Config(operator="barker", damping=0.1, coordinates=3)
-    Config(surrogate="pooled", surrogate_layers=2)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"estimator": "modified_relax", "surrogate_hidden": 7},
+        {"estimator": "reinforce", "baseline": "learned", "adapt_every": 2},
+        {"operator": "barker", "damping": 0.1, "coordinates": 3},
+        {"surrogate": "pooled", "surrogate_layers": 2},
+        {"estimator": "bronco", "samples": 4, "flips": 1},
+        {"estimator": "lariat", "stein": True},
+    ],
+)
+def test_settings_beside_their_owner(settings):
+    """Accepted, and kept."""
+    config = Config(**settings)
+    assert settings.items() <= vars(config).items()
 
 
 @pytest.mark.parametrize(
