@@ -1,15 +1,3 @@
-import os
-from pathlib import Path
-
-# Nearly all the time of the tests is compilation: what was compiled before, in another test, by a
-# process that a test starts or in an earlier session, is taken from disk. To be set before JAX is
-# imported.
-os.environ.setdefault(
-    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "jax")
-)
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-
 import jax
 import pytest
 
