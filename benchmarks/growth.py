@@ -1,4 +1,5 @@
-"""How one RODEO estimate grows with coordinates, samples and hidden units, in time and memory.
+"""How one estimate grows with coordinates, samples, flips, terms and hidden units, in time and
+memory.
 
 python benchmarks/growth.py
 """
@@ -14,24 +15,25 @@ import steingrad as sg
 BATCH = 20
 
 
-def contestant(d: int, samples: int, surrogate: sg.MLPSurrogate):
-    """A call of `adapt` (estimate and the gradient for its control variates), and its memory."""
-    estimator = sg.Rodeo(samples, surrogate=surrogate)
+def contestant(d: int, estimator: sg.Estimator):
+    """An estimate with the gradient for its control variates of an f that costs next to nothing,
+    and its memory."""
     dist = sg.Bernoulli(jax.random.normal(jax.random.key(0), (BATCH, d)))
-    x = estimator.sample(jax.random.key(1), dist)
-    fx, dfx = jnp.sum(jnp.sin(x), axis=-1), jnp.cos(x)
-    arguments = (estimator.init(jax.random.key(2)), dist, x, fx, dfx)
-    compiled = jax.jit(estimator.adapt).lower(*arguments).compile()
+    cv = estimator.init(jax.random.key(2), dist)
+    f = lambda x: jnp.sum(jnp.sin(x), axis=-1)
+    estimate = lambda key: estimator.per_element(f, dist, cv, key=key)
+    compiled = jax.jit(estimate).lower(jax.random.key(1)).compile()
     memory: Any = compiled.memory_analysis()
-    return lambda: compiled(*arguments), memory.temp_size_in_bytes
+    return lambda: compiled(jax.random.key(1)), memory.temp_size_in_bytes
 
 
-def growth(title: str, settings: dict[int, tuple], unit: str) -> dict:
+def growth(title: str, settings: dict[Any, tuple[int, sg.Estimator]], unit: str) -> dict:
     built = {f"{unit}={n}": contestant(*setting) for n, setting in settings.items()}
     first = next(iter(built))
     result = summarise(race({name: call for name, (call, _) in built.items()}), first)
     smallest = next(iter(settings))
-    notes = {f"{unit}={n}": f"linear: {n / smallest:g}" for n in settings}
+    numbers = not isinstance(smallest, str)
+    notes = {f"{unit}={n}": f"linear: {n / smallest:g}" for n in settings} if numbers else {}
     show(f"{title}: ratio to {first}", result, notes)
     for name, (_, memory) in built.items():
         result[name]["temporaries_mb"] = memory / 1e6
@@ -40,18 +42,37 @@ def growth(title: str, settings: dict[int, tuple], unit: str) -> dict:
 
 
 def main() -> None:
-    paper = sg.MLPSurrogate()
+    sizes = (200, 800, 3200)
+    pooled = sg.PooledSurrogate()
+    terms = {
+        "values": sg.Lariat(gradients=False, memory=False),
+        "values and gradients": sg.Lariat(),
+        "weighted": sg.Lariat(weighted=True),
+        "weighted and memory": sg.Lariat(weighted=True, memory=True),
+        "Stein": sg.Lariat(surrogate=sg.MLPSurrogate()),
+    }
     save("growth", {
-        "coordinates": growth(
-            "One estimate by d", {d: (d, 2, paper) for d in (200, 800, 3200)}, "d"),
+        "coordinates": growth("RODEO by d", {d: (d, sg.Rodeo()) for d in sizes}, "d"),
         "samples, pooled": growth(
-            "One estimate by K, pooled surrogate",
-            {k: (200, k, sg.PooledSurrogate()) for k in (2, 4, 8)}, "K"),
+            "RODEO by K, pooled surrogate",
+            {k: (200, sg.Rodeo(k, surrogate=pooled)) for k in (2, 4, 8)}, "K"),
         "samples": growth(
-            "One estimate by K, paper's surrogate", {k: (200, k, paper) for k in (2, 4, 8)}, "K"),
+            "RODEO by K, paper's surrogate", {k: (200, sg.Rodeo(k)) for k in (2, 4, 8)}, "K"),
         "hidden": growth(
-            "One estimate by hidden units",
-            {h: (200, 2, sg.MLPSurrogate(hidden=h)) for h in (8, 16, 32, 100)}, "hidden"),
+            "RODEO by hidden units",
+            {h: (200, sg.Rodeo(surrogate=sg.MLPSurrogate(hidden=h))) for h in (8, 16, 32, 100)},
+            "hidden"),
+        "lariat, coordinates": growth("Lariat by d", {d: (d, sg.Lariat()) for d in sizes}, "d"),
+        "lariat, samples": growth(
+            "Lariat by K", {k: (200, sg.Lariat(k)) for k in (2, 4, 8, 16, 64)}, "K"),
+        "lariat, terms": growth(
+            "Lariat by terms", {name: (200, e) for name, e in terms.items()}, "terms"),
+        "bronco, coordinates": growth(
+            "Bronco by d", {d: (d, sg.Bronco()) for d in (*sizes, 10_000)}, "d"),
+        "bronco, samples": growth(
+            "Bronco by K", {k: (200, sg.Bronco(k)) for k in (1, 2, 4, 8)}, "K"),
+        "bronco, flips": growth(
+            "Bronco by flips", {n: (200, sg.Bronco(flips=n)) for n in (1, 2, 4, 8)}, "flips"),
     })  # fmt: skip
 
 

@@ -1,0 +1,37 @@
+"""The benchmarks' contestants can still be built and run; what they take is not judged here."""
+
+import importlib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import steingrad as sg
+from steingrad.experiments import Config
+
+
+@pytest.fixture(autouse=True)
+def _room(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+
+
+@pytest.mark.parametrize("estimator", [sg.Bronco(flips=2), sg.Lariat(), sg.Rodeo()])
+def test_growth_runs(estimator):
+    call, memory = importlib.import_module("growth").contestant(4, estimator)
+    _, grads = call()
+    assert grads.parameters.shape == (20, 4)
+    assert memory > 0
+
+
+@pytest.mark.slow
+def test_steps_run():
+    steps = importlib.import_module("steps")
+    with jax.numpy_dtype_promotion("standard"):
+        call, _ = steps.contestant(Config(estimator="bronco", samples=2, dataset="mnist"), 2)
+        state = call()[0]
+        bare = steps.bare_contestant(2, 2)()
+    for tree in (state, bare):
+        leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+        assert leaves
+        assert all(jnp.all(jnp.isfinite(leaf)) for leaf in leaves)
