@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 TORCH_VENV := .venv-torch
 TORCH_STAMP := $(TORCH_VENV)/.installed
 
-.PHONY: install run test test-all test-torch lint format bench docs clean
+.PHONY: install run test test-all test-torch lint format bench docs docs-serve clean
 
 install: $(STAMP)
 
@@ -53,6 +53,9 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict
+
+docs-serve: $(STAMP)
+	$(BIN)/mkdocs serve
 
 clean:
 	rm -rf $(VENV) $(TORCH_VENV) site .pytest_cache .ruff_cache
