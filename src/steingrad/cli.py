@@ -30,6 +30,7 @@ from .experiments import (
     Schedule,
     configure,
     evaluate,
+    follow,
     load_trained,
     train,
 )
@@ -41,6 +42,7 @@ from .experiments.sweeps.engines import Engine, Processes, RayCluster
 from .experiments.sweeps.plan import Selection, plan, seconds_left, summary_line, table
 from .experiments.sweeps.sweep import sweep
 from .experiments.training.config import FIELDS, SEEDS, default_of
+from .experiments.training.devices import Devices, join
 from .experiments.training.evaluation import evaluation_key
 from .experiments.training.pictures import image_grid, save_image
 from .experiments.training.runs import checkpoints
@@ -103,6 +105,9 @@ class Train:
     data_dir: DataDir = None
     tensorboard: bool = False
     """Also write the metrics for TensorBoard, into the run folder."""
+    devices: Literal["all"] | int | None = None
+    """Share each batch among so many devices of this machine, or among all of them and of the other
+    processes that $JAX_COORDINATOR_ADDRESS, Slurm or Open MPI tell of (default: one device)."""
 
     @property
     def config(self) -> Config:
@@ -122,7 +127,13 @@ class Train:
         return "Checkpoints are kept: go on with --resume."
 
     def run(self) -> None:
+        if self.devices == "all":
+            join()
         config = self.config
+        devices = None if self.devices is None else Devices.of(self.devices, config.batch_size)
+        if devices is not None and not devices.writes:
+            follow(config, devices, schedule=self.schedule, data_dir=self.data_dir)
+            return
         finished = train(
             config,
             self.folder,
@@ -130,6 +141,7 @@ class Train:
             resume=self.resume,
             data_dir=self.data_dir,
             tensorboard=self.tensorboard,
+            devices=devices,
         )
         print(finished.path)
 

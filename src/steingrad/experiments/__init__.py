@@ -9,6 +9,7 @@ from .training import Run as Run
 from .training import RunError as RunError
 from .training import Schedule as Schedule
 from .training import evaluate as evaluate
+from .training import follow as follow
 from .training import load_trained as load_trained
 from .training import summary as summary
 from .training import train as train

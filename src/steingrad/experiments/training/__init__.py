@@ -5,6 +5,7 @@ from .config import ConfigError as ConfigError
 from .evaluation import Bounds as Bounds
 from .evaluation import evaluate as evaluate
 from .loop import Diverged as Diverged
+from .loop import follow as follow
 from .loop import train as train
 from .runs import Run as Run
 from .runs import RunError as RunError

@@ -9,9 +9,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..display import Display
 from .config import Config
+from .devices import Devices
 from .evaluation import elbos, final_bounds
 from .lock import sole_owner
 from .resume import open_run
@@ -40,18 +42,24 @@ def train(
     tensorboard: bool = False,
     quiet: bool = False,
     wait: float = 0.0,
+    devices: Devices | None = None,
 ) -> Run:
     """Train, writing to the folder `out`; go on with what is there, if `resume`.
 
-    A folder that another process writes to is refused after `wait` seconds.
+    A folder that another process writes to is refused after `wait` seconds. Where several
+    processes train together on all their `devices`, the first one calls this and the others
+    `follow`.
     """
     schedule = schedule or Schedule()
     if not resume:
         Run.refuse_existing(out)  # before the data are loaded
-    task = Task.load(config, data_dir)
+    task = Task.load(config, data_dir, devices)
     with contextlib.ExitStack() as stack:
         stack.enter_context(sole_owner(out, wait))
         run, step, state = open_run(task, out, resume)
+        if devices is not None:
+            begun = config.steps if run.status == "finished" else step
+            step, state = _everywhere(devices, begun, state)
         if run.status == "finished":
             return run
         display = stack.enter_context(Display(config, step, quiet))
@@ -64,6 +72,7 @@ def train(
                 sink(metrics)
 
         state = _steps(task, run, schedule, step, state, emit, display)
+        state = state if devices is None else devices.here(state)
         for number, seed in enumerate(config.seeds):
             display.message(f"evaluating seed {seed}")
             line = {"step": config.steps, "seed": seed, "final": True}
@@ -74,19 +83,41 @@ def train(
         return run
 
 
+def follow(
+    config: Config,
+    devices: Devices,
+    *,
+    schedule: Schedule | None = None,
+    data_dir: Path | None = None,
+) -> None:
+    """Make the steps of a run whose folder another process keeps: see `train`."""
+    task = Task.load(config, data_dir, devices)
+    step, state = _everywhere(devices, 0, task.initial_state())
+    with Display(config, step, quiet=True) as display:
+        _steps(task, None, schedule or Schedule(), step, state, lambda line: None, display)
+
+
+def _everywhere(devices: Devices, step: int, state: State) -> tuple[int, State]:
+    """The first process's step and state, on all devices."""
+    first, state = devices.of_the_first((np.int32(step), state))
+    return int(first), devices.on_all(state)
+
+
 def _steps(
     task: Task,
-    run: Run,
+    run: Run | None,
     schedule: Schedule,
     step: int,
     state: State,
     emit: Emit,
     display: Display,
 ) -> State:
-    """All steps from `step` on."""
+    """All steps from `step` on. Without a run nothing is said of them: another process does."""
     config, steps = task.config, task.config.steps
     if step == steps:
         return state
+    devices = task.trainer.devices
+    here = (lambda state: state) if devices is None else devices.here
     advance = _compile(task, state, display)
     reported_step, reported_time = step, time.perf_counter()
     while step < steps:
@@ -95,23 +126,24 @@ def _steps(
         if not bool(_all_finite(state)):
             raise _diverged(run, start, step)
         display.advance(step)
+        reported = state
+        if schedule.due("report", step, steps):
+            state = state._replace(elbo_sum=0 * state.elbo_sum, elbo_steps=0 * state.elbo_steps)
+        if run is None:
+            continue
         if schedule.due("report", step, steps):
             elapsed = time.perf_counter() - reported_time
-            lines = report_lines(task, state, step, reported_step, elapsed)
+            lines = report_lines(task, here(reported), step, reported_step, elapsed)
             for line in lines:
                 emit(line)
             display.report(lines)
-            state = state._replace(
-                elbo_sum=jnp.zeros_like(state.elbo_sum),
-                elbo_steps=jnp.zeros_like(state.elbo_steps),
-            )
             reported_step, reported_time = step, time.perf_counter()
         if schedule.eval_every and schedule.due("eval", step, steps) and step < steps:
             for number, seed in enumerate(config.seeds):
-                emit({"step": step, "seed": seed, **elbos(task, state, number, step)})
+                emit({"step": step, "seed": seed, **elbos(task, here(state), number, step)})
             reported_time = time.perf_counter()
         if schedule.due("checkpoint", step, steps):
-            run.save(step, state)
+            run.save(step, here(state))
     return state
 
 
@@ -124,13 +156,18 @@ def _compile(task: Task, state: State, display: Display) -> Callable[[State, int
     else:
         advance = jax.vmap(advance, in_axes=(0, 0, None, None, None))
     images, number = jnp.asarray(task.dataset.train), jnp.zeros((), jnp.int32)
+    devices, placed = task.trainer.devices, {}
+    if devices is not None:
+        seeds, images, number = devices.on_all((seeds, images, number))
+        placed = {"out_shardings": devices.everywhere}
     display.message("compiling the training step")
-    compiled = (
-        jax.jit(advance, donate_argnums=0).lower(state, seeds, images, number, number).compile()
-    )
+    program: Any = jax.jit(advance, donate_argnums=0, **placed)
+    compiled = program.lower(state, seeds, images, number, number).compile()
 
     def steps(state, start, stop):
         start, stop = jnp.asarray(start, jnp.int32), jnp.asarray(stop, jnp.int32)
+        if devices is not None:
+            start, stop = devices.on_all((start, stop))
         return jax.block_until_ready(compiled(state, seeds, images, start, stop))
 
     return steps
@@ -142,10 +179,12 @@ def _all_finite(state: State):
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
 
 
-def _diverged(run: Run, start: int, step: int) -> Diverged:
-    run.update(status="diverged")
-    last = run.checkpoints()
-    kept = f"the last good checkpoint is {last[0]}" if last else "no checkpoint was due yet"
+def _diverged(run: Run | None, start: int, step: int) -> Diverged:
+    kept = "the first process has its checkpoints"
+    if run is not None:
+        run.update(status="diverged")
+        last = run.checkpoints()
+        kept = f"the last good checkpoint is {last[0]}" if last else "no checkpoint was due yet"
     return Diverged(
         f"Training became non-finite between steps {start} and {step}; {kept}. A smaller learning "
         "rate may help, in another folder."

@@ -14,6 +14,7 @@ from ...distributions import Bernoulli
 from ...estimators import Estimator
 from ...models import VAE, elbo_and_grad
 from .config import Config
+from .devices import Devices
 
 # Decay of the moving averages behind `grad_variance`.
 DECAY = 0.999
@@ -46,6 +47,8 @@ class Trainer(NamedTuple):
     estimators: tuple[Estimator, ...]
     max_steps: int
     """The most steps in one dispatch."""
+    devices: Devices | None = None
+    """Those that share each batch, if there are several."""
 
     def init(self, seed: int | Int[Array, ""], build: Callable[[PRNGKeyArray], VAE]) -> State:
         model_key, cv_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), 0))
@@ -123,6 +126,7 @@ class Trainer(NamedTuple):
         compiled, the cost of their gradient) rest."""
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 1), step)
         observe_key, elbo_key = jax.random.split(key)
+        images = images if self.devices is None else self.devices.share(images)
         model = eqx.combine(state.model, self.model)
         y = model.likelihood.observe(observe_key, images)
         elbo, grads = elbo_and_grad(

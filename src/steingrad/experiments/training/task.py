@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from ... import data
 from ...models import VAE
 from .config import Config
+from .devices import Devices
 from .runs import Run, RunError
 from .step import State, Trainer
 
@@ -25,11 +26,13 @@ class Task:
     trainer: Trainer
 
     @classmethod
-    def load(cls, config: Config, data_dir: Path | None = None) -> "Task":
-        return cls.of(config, data.load(config.dataset, data_dir))
+    def load(
+        cls, config: Config, data_dir: Path | None = None, devices: Devices | None = None
+    ) -> "Task":
+        return cls.of(config, data.load(config.dataset, data_dir), devices)
 
     @classmethod
-    def of(cls, config: Config, dataset: data.Dataset) -> "Task":
+    def of(cls, config: Config, dataset: data.Dataset, devices: Devices | None = None) -> "Task":
         if config.batch_size > len(dataset.train):
             raise RunError(
                 f"batch_size {config.batch_size} is more than the {len(dataset.train)} training "
@@ -38,7 +41,8 @@ class Task:
         # Shapes only: the arrays come with each state.
         model = eqx.filter_eval_shape(partial(config.build_model, dataset), jax.random.key(0))
         estimators = config.build_estimators(dataset.train.shape[1])
-        return cls(config, dataset, Trainer(config, model, estimators, steps_per_dispatch(config)))
+        trainer = Trainer(config, model, estimators, steps_per_dispatch(config), devices)
+        return cls(config, dataset, trainer)
 
     def initial_state(self) -> State:
         """The state before the first step; with several seeds each array begins with their axis."""
