@@ -51,6 +51,12 @@ class TestTrain:
         assert config == expected
         assert (config.steps, config.learning_rate) == (10_000, 3e-4)
 
+    def test_data_of_one_s_own(self, asked, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        config, folder = asked("--data", "flowers.npz", "--estimator", "rloo")
+        assert config.dataset == str(tmp_path / "flowers.npz")
+        assert str(folder) == "runs/flowers-bernoulli-rloo-k2-seed1"
+
     def test_folder(self, asked):
         names = {
             str(asked(*arguments)[1])
@@ -153,7 +159,7 @@ class TestCommandLine:
         return stop.value.code
 
     def test_evaluate_and_sample(self, trained, tmp_path, capsys):
-        main(["evaluate", str(trained.path), "--samples", "7"])
+        main(["evaluate", str(trained.path), "--samples", "7", "--batch-size", "64"])
         out = json.loads(capsys.readouterr().out)
         assert out["samples"] == 7
         assert out["bound"] > out["elbo"]
@@ -214,6 +220,9 @@ class TestCommandLine:
             (["data", "list", "--data-dir", "mien"], "mien, is not there: check --data-dir"),
             (["train", "--checkpoint-every", -5], "checkpoint_every must be 0"),
             (["train", "--report-every", -5], "report_every must be 0"),
+            (["train", "--data", "nix.npz"], "nix.npz is not there"),
+            (["train", "--data", "a.npz", "--dataset", "mnist"], "--dataset or --data, not both"),
+            (["evaluate", "nowhere", "--batch-size", 0], "--batch-size must be 1 or more"),
             (["evaluate", __file__], "is not a run: it has no config.json. Name the folder"),
         ],
     )

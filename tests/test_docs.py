@@ -1,5 +1,6 @@
 """The code in the documentation runs."""
 
+import json
 import re
 from pathlib import Path
 
@@ -28,6 +29,37 @@ def test_code_runs(name):
         assert jnp.shape(scope["cv_grad"].alpha) == ()
     elif name == "docs/add-an-estimator.md":
         assert scope["result"]["LinearBaseline(2)"].evaluations == 2
+
+
+@pytest.fixture
+def hooks(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+
+
+def test_tutorial_is_a_notebook(hooks):
+    from notebook import notebook
+
+    text = (ROOT / "docs/tutorial.md").read_text()
+    stored = json.loads(json.dumps(notebook(text)))
+    kinds = {cell["cell_type"] for cell in stored["cells"]}
+    assert kinds == {"code", "markdown"}
+    assert len({cell["id"] for cell in stored["cells"]}) == len(stored["cells"])
+    code = [cell["source"] for cell in stored["cells"] if cell["cell_type"] == "code"]
+    assert code == [block.strip() for block in python_blocks("docs/tutorial.md")]
+    scope = {}
+    for cell in code:
+        exec(compile(cell, "tutorial", "exec"), scope)
+    assert scope["table"]["ReinMax(2)"].biased
+    assert not scope["table"]["Bronco()"].biased
+
+
+@pytest.mark.slow
+def test_control_variates_inside_modules():
+    pytest.importorskip("flax")
+    scope = {}
+    for block in python_blocks("docs/modules.md"):
+        exec(compile(block, "modules", "exec"), scope)
+    assert scope["params"]["encoder"]["kernel"].shape == (64, 16)
 
 
 def test_readme_shows_the_commands():

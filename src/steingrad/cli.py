@@ -43,8 +43,8 @@ from .experiments.sweeps.plan import Selection, plan, seconds_left, summary_line
 from .experiments.sweeps.sweep import sweep
 from .experiments.training.config import FIELDS, SEEDS, default_of
 from .experiments.training.devices import Devices, join
-from .experiments.training.evaluation import evaluation_key
-from .experiments.training.pictures import image_grid, save_image
+from .experiments.training.evaluation import IMAGES_AT_A_TIME, evaluation_key
+from .experiments.training.pictures import image_grid, save_grids
 from .experiments.training.runs import checkpoints
 from .experiments.training.stored import json_line
 from .models import reconstruct, sample_images
@@ -53,6 +53,10 @@ DataDir = Annotated[
     Path | None,
     tyro.conf.arg(help="Where the datasets are (default: $STEINGRAD_DATA_DIR, then the cache)."),
 ]
+DATA = (
+    "Images of your own, in place of --dataset: an .npz file with an array train of shape [images, "
+    "height, width] (and valid and test), or a folder of pictures of one size."
+)
 
 
 def _settings() -> Any:
@@ -102,6 +106,7 @@ class Train:
     """The run folder (default: a name made of the settings, under runs/)."""
     resume: bool = False
     """Go on with the run in that folder, from its newest good checkpoint."""
+    data: Annotated[Path | None, tyro.conf.arg(help=DATA)] = None
     data_dir: DataDir = None
     tensorboard: bool = False
     """Also write the metrics for TensorBoard, into the run folder."""
@@ -113,6 +118,10 @@ class Train:
     def config(self) -> Config:
         unset = Settings()
         given = {k: v for k, v in vars(self.settings).items() if v != getattr(unset, k)}
+        if self.data is not None:
+            if "dataset" in given:
+                raise ConfigError("Give --dataset or --data, not both.")
+            given["dataset"] = str(self.data.absolute())
         return configure(preset=self.preset, layers=self.layers, **given)
 
     @property
@@ -155,17 +164,21 @@ class Evaluate:
     samples: int = 100
     """Samples of the importance-weighted bound (paper: 100)."""
     split: Literal["train", "valid", "test"] = "test"
+    batch_size: int = IMAGES_AT_A_TIME
+    """Images at a time."""
     data_dir: DataDir = None
 
     def run(self) -> None:
-        if self.samples < 1:
-            raise ConfigError(f"--samples must be 1 or more, not {self.samples}.")
+        for name, number in (("--samples", self.samples), ("--batch-size", self.batch_size)):
+            if number < 1:
+                raise ConfigError(f"{name} must be 1 or more, not {number}.")
         run, task, step, state = load_trained(self.run_folder, self.data_dir)
         images = getattr(task.dataset, self.split)
         for number, seed in enumerate(run.config.seeds):
             key = evaluation_key(seed, step)
             watch = partial(track, description=f"seed {seed}", console=Console(stderr=True))
-            bounds = evaluate(task.model(state, number), images, self.samples, key, watch)
+            model = task.model(state, number)
+            bounds = evaluate(model, images, self.samples, key, watch, self.batch_size)
             print(
                 json_line(
                     {
@@ -213,12 +226,21 @@ class Sample:
         originals = task.dataset.test[chosen]
         y = model.likelihood.observe(observe_key, jnp.asarray(originals))
         rebuilt = np.asarray(reconstruct(model, y, key=x_key))
-        rows = np.split(drawn, self.rows)
-        for half in np.array_split(np.arange(count), 2):
-            rows += [originals[half] / 255, rebuilt[half]]
         if self.out.suffix.lower() != ".png":
             raise ConfigError(f"--out names a PNG file, such as grid.png, not {self.out}.")
-        save_image(image_grid(rows, task.dataset.image_shape), self.out)
+        pairs = []
+        for half in np.array_split(np.arange(count), 2):
+            pairs += [originals[half] / 255, rebuilt[half]]
+        drawn_rows = np.split(drawn, self.rows)
+        save_grids(
+            {
+                "Samples from the prior": image_grid(drawn_rows, task.dataset.image_shape),
+                "Test images, each above its reconstruction": image_grid(
+                    pairs, task.dataset.image_shape
+                ),
+            },
+            self.out,
+        )
         print(self.out)
 
 

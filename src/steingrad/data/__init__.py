@@ -1,6 +1,6 @@
 """Datasets: find, check, load, split, binarise."""
 
-from steingrad.data.datasets import NAMES, Dataset, FileStatus, Status, load, status
+from steingrad.data.datasets import NAMES, Dataset, FileStatus, Status, is_own, label, load, status
 from steingrad.data.formats import DataError
 from steingrad.data.transforms import binarize, rescale
 
@@ -11,6 +11,8 @@ __all__ = [
     "FileStatus",
     "Status",
     "binarize",
+    "is_own",
+    "label",
     "load",
     "rescale",
     "status",

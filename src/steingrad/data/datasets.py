@@ -12,6 +12,7 @@ from jaxtyping import UInt8
 
 from steingrad.data import files
 from steingrad.data.formats import DataError, Images
+from steingrad.data.own import read_own
 from steingrad.data.sources import SOURCES
 
 NAMES = tuple(SOURCES)
@@ -38,7 +39,7 @@ class Dataset:
 def load(
     name: str, data_dir: str | os.PathLike[str] | None = None, download: bool = True
 ) -> Dataset:
-    """Loads a dataset, one of `NAMES`.
+    """Loads a dataset, one of `NAMES`, or images of one's own, by their path (see `read_own`).
 
     Files are looked for in `data_dir` (else `$STEINGRAD_DATA_DIR`), in the user's cache and in
     Debian's `/usr/share/datasets`, in the folder of the dataset there. What is missing is
@@ -49,6 +50,10 @@ def load(
     >>> digits.image_shape, digits.train.shape, digits.valid.shape, digits.test.shape
     ((8, 8), (1297, 64), (200, 64), (300, 64))
     """
+    if is_own(name):
+        splits, hashes = read_own(Path(name))
+        rows = {split: images.reshape(len(images), -1) for split, images in splits.items()}
+        return Dataset(label(name), splits["train"].shape[1:], **rows, files=hashes)
     if name not in SOURCES:
         raise DataError(f"there is no dataset '{name}': choose one of {', '.join(NAMES)}.")
     source = SOURCES[name]
@@ -68,6 +73,24 @@ def load(
     train, valid, _ = source.splits
     splits = np.split(np.concatenate(parts), [train, train + valid])
     return Dataset(name, source.image_shape, *splits, files=hashes, published=published)
+
+
+def is_own(name: str) -> bool:
+    """Whether this is the path of images of one's own, and not a name.
+
+    >>> is_own("mnist"), is_own("flowers.npz"), is_own("/data/flowers")
+    (False, True, True)
+    """
+    return name.endswith(".npz") or os.sep in name
+
+
+def label(name: str) -> str:
+    """A dataset's name, short if it is a path.
+
+    >>> label("mnist"), label("/data/flowers.npz")
+    ('mnist', 'flowers')
+    """
+    return Path(name).stem if is_own(name) else name
 
 
 def _digits() -> Images:

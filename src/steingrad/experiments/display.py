@@ -14,6 +14,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from ..data import label
 from .training.config import Config
 
 BarsT = TypeVar("BarsT", bound="_Bars")
@@ -51,7 +52,7 @@ class Display(_Bars):
             TextColumn("left"),
             TimeRemainingColumn(),
         )
-        self.name = f"{config.dataset} {config.estimator} K={config.samples}"
+        self.name = f"{label(config.dataset)} {config.estimator} K={config.samples}"
         self.task = self.progress.add_task(
             self.name, total=config.steps, completed=step, numbers=""
         )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ...data import label
 from ..training.config import Config, ConfigError, belongs, differences
 
 STEPS = 1_000_000
@@ -75,7 +76,13 @@ def task_slug(config: Config) -> str:
     'mnist-bernoulli-layers2-disarm-k2'
     """
     layers = f"layers{len(config.layer_sizes)}" if len(config.layer_sizes) > 1 else ""
-    parts = (config.dataset, config.likelihood, layers, config.estimator, f"k{config.samples}")
+    parts = (
+        label(config.dataset),
+        config.likelihood,
+        layers,
+        config.estimator,
+        f"k{config.samples}",
+    )
     return "-".join(part for part in parts if part)
 
 

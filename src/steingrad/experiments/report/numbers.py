@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from ...data import label
 from ..paper.grid import Published
 from ..training.config import Config
 
@@ -73,6 +74,14 @@ def significant(number: Estimate) -> str:
     return f"{number.mean:.{digits}f}".replace("-", "−") + error
 
 
+def dataset_name(dataset: str) -> str:
+    """
+    >>> dataset_name("mnist"), dataset_name("/data/flowers.npz")
+    ('MNIST', 'flowers')
+    """
+    return DATASETS.get(dataset, label(dataset))
+
+
 def task_name(config: Config, others: Iterable[Config]) -> str:
     """Dataset, likelihood and layers, as far as the others differ in them.
 
@@ -81,7 +90,7 @@ def task_name(config: Config, others: Iterable[Config]) -> str:
     ('MNIST, Gaussian', 'MNIST')
     """
     configs = [config, *others]
-    parts = [DATASETS[config.dataset]]
+    parts = [dataset_name(config.dataset)]
     if len({other.likelihood for other in configs}) > 1:
         parts.append(config.likelihood.capitalize())
     if len({len(other.layer_sizes) for other in configs}) > 1:

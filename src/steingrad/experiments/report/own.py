@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...data import label as short
 from ..estimators import DESCRIPTIONS
 from ..training.config import FIELDS, Config, belongs, value_of
 from .collect import Group
 from .curves import mean_curve
 from .metrics import METRICS, is_best
 from .notes import data_notes
-from .numbers import DATASETS, Estimate
+from .numbers import Estimate, dataset_name
 from .parts import Block, Cell, Figure, Section, Table
 
 CURVES = ("grad_variance", "objective")
@@ -26,8 +27,8 @@ def own_sections(groups: Sequence[Group], beside_paper: bool) -> list[Section]:
         tasks.setdefault((group.config.dataset, group.config.likelihood), []).append(group)
     sections = []
     for (dataset, likelihood), members in tasks.items():
-        title = f"{DATASETS[dataset]}, {likelihood.capitalize()} likelihood"
-        name = f"own-{dataset}-{likelihood}"
+        title = f"{dataset_name(dataset)}, {likelihood.capitalize()} likelihood"
+        name = f"own-{short(dataset)}-{likelihood}"
         before = ("They belong to no experiment of the paper.",) if beside_paper else ()
         heading = f"Other runs: {title}" if beside_paper else title
         sections.append(Section(name, heading, _parts(name, members), before, beside_paper))

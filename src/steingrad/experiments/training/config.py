@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ...data import NAMES, Dataset
+from ...data import NAMES, Dataset, is_own
 from ...estimators import Estimator
 from ...models import VAE, BernoulliLikelihood, GaussianLikelihood, mlp_vae, resnet_vae
 from ..estimators import DESCRIPTIONS, OPERATORS, SURROGATES
@@ -346,6 +346,8 @@ def default_of(name: str) -> Any:
 def _check_values(settings: Mapping[str, Any]) -> None:
     for name, field in FIELDS.items():
         choices, value = field.metadata["choices"], settings[name]
+        if name == "dataset" and is_own(value):
+            continue
         if choices and value not in choices and not (value is None and field.default is None):
             raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}.")
     for name in ("samples", "steps", "batch_size", "adapt_every", "bound_samples"):

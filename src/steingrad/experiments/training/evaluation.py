@@ -33,17 +33,19 @@ def evaluate(
     samples: int,
     key: PRNGKeyArray,
     watch: Callable[[Sequence[int]], Iterable[int]] = iter,
+    batch_size: int = IMAGES_AT_A_TIME,
 ) -> Bounds:
     r"""ELBO and $E[\log \frac1S \sum_s p(y, x_s) / q(x_s \mid y)]$ over images, $S$ = `samples`.
 
-    Images and samples are taken a few at a time, so that any number of either fits in memory;
-    `watch` is given the pieces and passes them on, one by one, as they are begun.
+    Images and samples are taken a few at a time, so that any number of either fits in memory
+    (another `batch_size` draws other samples); `watch` is given the pieces and passes them on, one
+    by one, as they are begun.
     """
     pieces = []
-    for number, start in enumerate(watch(range(0, len(images), IMAGES_AT_A_TIME))):
-        piece = images[start : start + IMAGES_AT_A_TIME]
+    for number, start in enumerate(watch(range(0, len(images), batch_size))):
+        piece = images[start : start + batch_size]
         # The last piece has the size of the others, for which the program is compiled.
-        piece = np.pad(piece, ((0, IMAGES_AT_A_TIME - len(piece)), (0, 0)))
+        piece = np.pad(piece, ((0, batch_size - len(piece)), (0, 0)))
         bounds = _bounds(model, piece, samples, jax.random.fold_in(key, number))
         pieces.append(np.asarray(bounds, np.float64))
     per_image = np.concatenate(pieces, axis=1)

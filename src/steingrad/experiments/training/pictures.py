@@ -1,6 +1,6 @@
 """Pictures of what a model has learned."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -29,5 +29,20 @@ def image_grid(
     return grid
 
 
-def save_image(grid: Float[np.ndarray, "height width"], path: Path, zoom: int = 3) -> None:
-    plt.imsave(path, np.kron(grid, np.ones((zoom, zoom))), cmap="gray", vmin=0, vmax=1)
+def save_grids(grids: Mapping[str, Float[np.ndarray, "height width"]], path: Path) -> None:
+    """Grids one below the other, each with its title, as a picture 800 pixels wide."""
+    width = 8.0
+    heights = [width * grid.shape[0] / grid.shape[1] for grid in grids.values()]
+    figure, axes = plt.subplots(
+        len(grids),
+        figsize=(width, sum(heights) + 0.4 * len(grids)),
+        height_ratios=heights,
+        squeeze=False,
+        layout="constrained",
+    )
+    for axis, (title, grid) in zip(axes[:, 0], grids.items(), strict=True):
+        axis.imshow(grid, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        axis.set_title(title, loc="left", fontsize=11)
+        axis.set_axis_off()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
