@@ -12,9 +12,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..arrays import is_concrete, mean, mean_of_squares
+from ..arrays import mean, mean_of_squares
 from ..derivatives import drawn_with, on_each_device
-from ..distributions.base import Distribution
+from ..distributions.base import Distribution, check_inside
 from ..objective import NO_GRADIENT, Evaluated, as_jax_arrays, bind, evaluate, has_gradient
 
 
@@ -252,6 +252,13 @@ class Estimator(eqx.Module):
         return (mean(fx), aux) if has_aux else mean(fx), grads
 
 
+def mean_of_scores(
+    dist: Distribution, weights: Float[Array, "samples ..."], x: Float[Array, "samples ..."]
+) -> Any:
+    r"""$\frac1K \sum_k w_k s(x_k)$, shaped like the parameters."""
+    return jax.tree.map(lambda g: g / len(x), dist.weighted_score(weights, x))
+
+
 def scale_cv(estimator: Estimator, factor: Any, cv_grad: Any) -> Any:
     """The gradient for the control variates where the gradient is multiplied by a factor."""
     if not estimator.cv_is_quadratic:
@@ -326,25 +333,6 @@ def check_evaluated(estimator: Estimator, dist: Distribution, at: Evaluated) -> 
     if at.dfx is not None and at.dfx.shape != shape:
         raise ValueError(
             f"{name} takes gradients of shape {shape}, but dfx has shape {at.dfx.shape}."
-        )
-
-
-def check_inside(dist: Distribution, x: Array) -> None:
-    """Raise if `x`, where its numbers are known, has one that is no state of the distribution."""
-    if not is_concrete(x) or not is_concrete(jax.tree.leaves(dist.parameters)[0]):
-        return
-    with jax.ensure_compile_time_eval():
-        index = np.asarray(dist.index(x))
-        nearest = dist.state(jnp.asarray(np.clip(index, 0, dist.num_values - 1)))
-        # Rounding to another type on the way does not matter.
-        coarse = max(float(jnp.finfo(t).eps) for t in (x.dtype, nearest.dtype))
-        given, nearest = np.asarray(x, np.float64), np.asarray(nearest, np.float64)
-    outside = ~np.isclose(given, nearest, rtol=2 * coarse, atol=0)
-    if outside.any():
-        raise ValueError(
-            f"x has the entry {given[outside][0]:g}, which no state of this {type(dist).__name__} "
-            f"has (the nearest state has {nearest[outside][0]:g} in its place). Pass the points "
-            "that `sample` gave, where f was evaluated."
         )
 
 
