@@ -82,7 +82,7 @@ def expectation(
     f = _on_batches(f, batched, in_axes)
     check_gradient(estimator, f)
     parameters, args, context, key = on_each_device(
-        (dist.parameters, as_jax_arrays(args), context, key), like=cv
+        (dist.parameters, as_jax_arrays(args), context, key), like=(cv, dist)
     )
     dist = dist.with_parameters(parameters)
     struct = jax.eval_shape(lambda key: estimator.sample(key, dist), key)

@@ -278,10 +278,8 @@ def _batch_shape(conditions: Any, batch_shape: Sequence[int] | None) -> tuple[in
             f"FromLogProb's conditions are arrays, but was given {conditions!r}. Leave them out if "
             "there are none."
         )
-    if batch_shape is not None:
-        batch = tuple(batch_shape)
-    else:
-        batch = shapes[0][:1] if shapes else ()
+    first = shapes[0][:1] if shapes else ()
+    batch = first if batch_shape is None else tuple(batch_shape)
     for shape in shapes:
         if shape[: len(batch)] != batch or (batch_shape is None and not shape):
             raise ValueError(

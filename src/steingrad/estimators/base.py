@@ -52,6 +52,17 @@ class Estimator(eqx.Module):
         """Whether it works on this kind of distribution; `distributions` names those it does."""
         return isinstance(dist, self.distributions)
 
+    def refusal(self, dist: Distribution) -> str | None:
+        """Why it does not work on this distribution, and what does; `None` if it does."""
+        if self.handles(dist):
+            return None
+        *most, last = (kind.__name__ for kind in self.distributions)
+        kinds = f"{', '.join(most)} and {last}" if most else last
+        return (
+            f"{type(self).__name__} works on {kinds}, but was given {type(dist).__name__}. RLOO "
+            "and Rodeo take any distribution."
+        )
+
     @property
     def needs_gradient(self) -> bool:
         r"""Whether $\nabla f$ is needed: at the samples (or, `Rebar` and `Relax`, between them)."""
@@ -72,6 +83,12 @@ class Estimator(eqx.Module):
         """Whether the gradient for the control variates is that of a square of the gradient, and so
         goes with the square of any factor; otherwise no factor changes it."""
         return True
+
+    @property
+    def cancels_constant(self) -> bool:
+        r"""Whether a constant vector added to all scores changes nothing in the mean, so that
+        $\log q$ need not be normalised."""
+        return False
 
     def num_evaluations(self, dist: Distribution) -> int:
         """How many times f is evaluated for one estimate."""
@@ -185,7 +202,7 @@ class Estimator(eqx.Module):
         check_gradient(self, f)
         check_cv(self, cv, dist)
         parameters, args, context, key = on_each_device(
-            (dist.parameters, as_jax_arrays(args), context, key), like=cv
+            (dist.parameters, as_jax_arrays(args), context, key), like=(cv, dist)
         )
         # Derivatives at fixed samples would be wrong, so there are none.
         dist = dist.with_parameters(jax.lax.stop_gradient(parameters))
@@ -267,19 +284,16 @@ def scale_cv(estimator: Estimator, factor: Any, cv_grad: Any) -> Any:
 
 
 def check_distribution(estimator: Estimator, dist: Distribution) -> None:
-    name = type(estimator).__name__
-    if not estimator.handles(dist):
-        *most, last = (kind.__name__ for kind in estimator.distributions)
-        kinds = f"{', '.join(most)} and {last}" if most else last
+    refusal = estimator.refusal(dist)
+    if refusal is not None:
+        raise ValueError(refusal)
+    if not (dist.normalized or estimator.cancels_constant):
         raise ValueError(
-            f"{name} works on {kinds}, but was given {type(dist).__name__}. RLOO and Rodeo take "
-            "any distribution."
-        )
-    if not dist.normalized:
-        raise ValueError(
-            f"{name} differentiates log q, so it needs it normalised, but this "
-            f"{type(dist).__name__} is known up to a constant only. If its log-probabilities do "
-            "sum to one, build it with normalized=True."
+            f"{type(estimator).__name__} as it is set here needs log q with its normalising "
+            f"constant, but this {type(dist).__name__} is known up to a constant only. The "
+            "constant cancels in RLOO, in Rodeo(loo=True) and in Lariat(values=False, "
+            "gradients=False, memory=False, surrogate=...). If the log-probabilities do sum to "
+            "one, build the distribution with normalized=True."
         )
 
 

@@ -25,5 +25,9 @@ class RLOO(Estimator):
     def __check_init__(self):
         check_num_samples("RLOO", self.num_samples, 2, "each sample's baseline being the others")
 
+    @property
+    def cancels_constant(self):
+        return True
+
     def gradient(self, cv, dist, at):
         return mean_of_scores(dist, at.fx - mean_of_others(at.fx), at.x)
