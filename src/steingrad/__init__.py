@@ -8,6 +8,7 @@ from .distributions import Bernoulli as Bernoulli
 from .distributions import Categorical as Categorical
 from .distributions import Distribution as Distribution
 from .distributions import FromLogProb as FromLogProb
+from .distributions import GibbsSampler as GibbsSampler
 from .distributions import Joint as Joint
 from .distributions import Ordinal as Ordinal
 from .distributions import Subset as Subset

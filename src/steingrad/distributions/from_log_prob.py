@@ -243,9 +243,8 @@ class FromLogProb(Distribution):
 
         def at_coordinate(slot):
             coordinate, new = slot
-            return jax.vmap(
-                lambda v: self._log_prob(parameters, condition, x.at[coordinate].set(support[v]))
-            )(new)
+            moved = lambda v: x.at[coordinate].set(support[v])
+            return jax.vmap(lambda v: self._log_prob(parameters, condition, moved(v)))(new)
 
         if len(coordinates) <= COORDINATES_AT_A_TIME:
             return jax.vmap(at_coordinate)((coordinates, values))

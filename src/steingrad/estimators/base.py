@@ -13,7 +13,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..arrays import mean, mean_of_squares
-from ..derivatives import drawn_with, on_each_device
+from ..derivatives import drawn_with, on_each_device, stop_gradient
 from ..distributions.base import Distribution, check_inside
 from ..objective import NO_GRADIENT, Evaluated, as_jax_arrays, bind, evaluate, has_gradient
 
@@ -205,7 +205,8 @@ class Estimator(eqx.Module):
             (dist.parameters, as_jax_arrays(args), context, key), like=(cv, dist)
         )
         # Derivatives at fixed samples would be wrong, so there are none.
-        dist = dist.with_parameters(jax.lax.stop_gradient(parameters))
+        given = eqx.filter((parameters, dist), eqx.is_inexact_array)
+        dist = stop_gradient(dist.with_parameters(parameters))
         sample_key, f_key, own_key = jax.random.split(key, 3)
         x = self.sample(sample_key, dist)
         f_relaxed = self.relaxes and relaxation is None
@@ -215,7 +216,7 @@ class Estimator(eqx.Module):
             fx, _, args_grad, aux = evaluate(objective, x, args, False, **how)
             fx = (fx, aux) if has_aux else fx
             grad, cv_grad = jax.tree.map(jnp.zeros_like, (dist.parameters, cv))
-            return drawn_with(parameters, (fx, Gradients(grad, cv_grad, args_grad)))
+            return drawn_with(given, (fx, Gradients(grad, cv_grad, args_grad)))
         fx, dfx, args_grad, aux = evaluate(objective, x, args, self.needs_gradient, **how)
         if self.relaxes and relaxation is not None:
             objective = bind(relaxation, dist, f_key, relaxed=True)
@@ -232,7 +233,7 @@ class Estimator(eqx.Module):
             at = eqx.tree_at(lambda at: at.fy, at, fy, is_leaf=lambda leaf: leaf is None)
         grad, cv_grad = self.adapt(cv, dist, at)
         fx = (fx, aux) if has_aux else fx
-        return drawn_with(parameters, (fx, Gradients(grad, cv_grad, args_grad)))
+        return drawn_with(given, (fx, Gradients(grad, cv_grad, args_grad)))
 
     def value_and_grad(
         self,
