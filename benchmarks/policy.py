@@ -32,7 +32,9 @@ def init(key: Any, width: int) -> dict[str, Any]:
     }
     keys = jax.random.split(key, len(shapes))
     scale = width**-0.5
-    return {n: scale * jax.random.normal(k, s) for k, (n, s) in zip(keys, shapes.items())}
+    return {
+        n: scale * jax.random.normal(k, s) for k, (n, s) in zip(keys, shapes.items(), strict=True)
+    }
 
 
 def cell(weights, hidden, token):
@@ -118,7 +120,9 @@ def main() -> None:
     for width in options.widths:
         weights, key = init(jax.random.key(0), width), jax.random.key(1)
         count = sum(leaf.size for leaf in jax.tree.leaves(weights))
-        compiled = {"RLOO by hand": (jax.jit(by_hand).lower(weights, key).compile(), (weights, key))}
+        compiled = {
+            "RLOO by hand": (jax.jit(by_hand).lower(weights, key).compile(), (weights, key))
+        }
         for name, estimator in ESTIMATORS.items():
             inputs = (weights, estimator.init(jax.random.key(2)), key)
             compiled[name] = jax.jit(with_steingrad(estimator)).lower(*inputs).compile(), inputs

@@ -1,6 +1,6 @@
 """Markov chains for a q that cannot be sampled directly."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import equinox as eqx
@@ -59,7 +59,7 @@ class GibbsSampler(eqx.Module):
     sweeps: int = eqx.field(static=True, converter=as_index, default=1)
     blocks: tuple[tuple[int, ...], ...] | None = eqx.field(static=True, default=None)
 
-    def __init__(self, sweeps: int = 1, blocks: Iterable[Sequence[int] | np.ndarray] | None = None):
+    def __init__(self, sweeps: int = 1, blocks: Iterable[Any] | None = None):
         self.sweeps = as_index(sweeps)
         if not isinstance(self.sweeps, int) or self.sweeps < 1:
             raise ValueError(
