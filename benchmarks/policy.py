@@ -104,15 +104,15 @@ def with_steingrad(estimator):
 ESTIMATORS = {
     "RLOO": sg.RLOO(SAMPLES),
     "Lariat, values": sg.Lariat(SAMPLES, gradients=False, memory=False),
-    "Rodeo, 2 neighbours": sg.Rodeo(SAMPLES, sg.Barker("sparse", num_coordinates=1)),
+    "Rodeo, 2 neighbours": sg.Rodeo(SAMPLES, sg.Barker(neighbourhood="sparse", num_coordinates=1)),
     "Rodeo, 2 neighbours, least squares": sg.Rodeo(
-        SAMPLES, sg.Barker("sparse", num_coordinates=1), coefficients="least_squares"
+        SAMPLES, sg.Barker(neighbourhood="sparse", num_coordinates=1), coefficients="least_squares"
     ),
 }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="A recurrent policy, by hand and by estimator.")
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
     parser.add_argument("--rounds", type=int, default=11)
     options = parser.parse_args()
@@ -120,7 +120,7 @@ def main() -> None:
     for width in options.widths:
         weights, key = init(jax.random.key(0), width), jax.random.key(1)
         count = sum(leaf.size for leaf in jax.tree.leaves(weights))
-        compiled = {
+        compiled: dict[str, Any] = {
             "RLOO by hand": (jax.jit(by_hand).lower(weights, key).compile(), (weights, key))
         }
         for name, estimator in ESTIMATORS.items():
@@ -128,7 +128,7 @@ def main() -> None:
             compiled[name] = jax.jit(with_steingrad(estimator)).lower(*inputs).compile(), inputs
         memory = {}
         for name, (program, _) in compiled.items():
-            analysis = program.memory_analysis()
+            analysis: Any = program.memory_analysis()
             memory[name] = analysis.temp_size_in_bytes + analysis.output_size_in_bytes
         calls = {name: (lambda p=p, i=i: p(*i)) for name, (p, i) in compiled.items()}
         summary = summarise(race(calls, options.rounds), "RLOO by hand")

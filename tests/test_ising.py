@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
-import ising
+import ising  # pyright: ignore[reportMissingImports]
 
 
 @pytest.mark.usefixtures("standard_promotion")

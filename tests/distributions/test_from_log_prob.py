@@ -2,6 +2,7 @@
 normalising constant. Against sums over everything."""
 
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -104,7 +105,8 @@ def test_one_product_is_the_sum_of_scores(name):
     estimator = ESTIMATORS[name]
     parameters = (normal(3, (4, 3)), 0.7 * normal(4, (4, 3, 3)))
     results = []
-    for kind in (sg.FromLogProb, OneByOne):
+    kinds: Any = (sg.FromLogProb, OneByOne)
+    for kind in kinds:
         dist = kind(
             autoregressive_log_prob,
             parameters,
@@ -200,7 +202,7 @@ def broadcast(dist):
     size = len(dist.conditions)
     repeat = lambda p: jnp.broadcast_to(p, (size, *p.shape))
     return sg.FromLogProb(
-        lambda p, x: bits(*p[:1], x, p[1]),
+        lambda p, x: bits(p[0], x, p[1]),
         (jax.tree.map(repeat, parameters[0]), dist.conditions),
         num_coordinates=2,
         batch_shape=(size,),

@@ -81,7 +81,10 @@ def test_samples_follow_the_probabilities():
 
     @jax.jit
     def twice(dist, chains):
-        step = lambda chains, key: sampler(key, dist, chains)[::-1]
+        def step(chains, key):
+            x, chains = sampler(key, dist, chains)
+            return chains, x
+
         return jax.lax.scan(step, chains, jax.random.split(jax.random.key(1), 2))
 
     chains, x = twice(dist, chains)

@@ -52,7 +52,7 @@ class GibbsSampler(eqx.Module):
     >>> sampler = GibbsSampler(sweeps=10, blocks=[(0, 2, 4), (1, 3)])
     >>> chains = sampler.init(jax.random.key(0), q, num_chains=1000)
     >>> x, chains = sampler(jax.random.key(1), q, chains)
-    >>> x.shape, int(chains.sweeps), float(jnp.mean(x[:, 0] * x[:, 1]).round(1))
+    >>> x.shape, int(chains.sweeps), round(float(jnp.mean(x[:, 0] * x[:, 1])), 1)
     ((1000, 5), 10, 0.4)
     """
 

@@ -44,6 +44,9 @@ class Lariat(Estimator):
       of that size: linear, or with a layer of `hidden` units;
     - `surrogate`: the two terms of `Rodeo`, with its `operator`.
 
+    `gradients`, `memory` and `context_size` need a distribution whose mean is known: `Bernoulli`,
+    `Categorical`, `Ordinal`, `Subset` and `Joint`s of them. Elsewhere turn them off.
+
     $f$ is evaluated $K$ times. Nothing has a learning rate but a network (of the context or of the
     surrogate). The first ten steps are plain RLOO. A `ridge` in units of each term's own mean
     square sees to terms that vanish or depend on each other. Let `steingrad.cv_optimizer` move
