@@ -1,5 +1,6 @@
 """Distributions: what q is."""
 
+from .autoregressive import Autoregressive as Autoregressive
 from .base import Distribution as Distribution
 from .bernoulli import Bernoulli as Bernoulli
 from .categorical import Categorical as Categorical

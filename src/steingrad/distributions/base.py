@@ -201,6 +201,12 @@ class Distribution(eqx.Module):
         """Whether the coordinates are independent, each with parameters of its own."""
         return True
 
+    @property
+    def full_support(self) -> bool:
+        """Whether each combination of values has a probability above 0, if all logits are finite:
+        some operators need that."""
+        return True
+
     def view(self, x: Float[Array, "..."]) -> Any:
         """What f is shown of a state: all of it, as it is."""
         return x
