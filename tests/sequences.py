@@ -12,7 +12,11 @@ LENGTH, VOCABULARY, HIDDEN = 3, 3, 2
 
 
 def parameters():
-    shapes = {"hidden": (HIDDEN, HIDDEN), "token": (HIDDEN, VOCABULARY), "out": (VOCABULARY, HIDDEN)}
+    shapes = {
+        "hidden": (HIDDEN, HIDDEN),
+        "token": (HIDDEN, VOCABULARY),
+        "out": (VOCABULARY, HIDDEN),
+    }
     weights = {name: normal(i, shape) for i, (name, shape) in enumerate(shapes.items())}
     return weights | {"bias": 0.5 * normal(9, VOCABULARY), "first": normal(10, HIDDEN)}
 
@@ -48,19 +52,24 @@ def tokens_by_hand(end=None):
 
 def log_probs_by_hand(weights, tokens, step=step, end=None):
     """Of each token, without a scan."""
-    carry, token, out = first(weights), jnp.zeros(VOCABULARY), []
-    for t, index in enumerate(tokens):
-        carry, logits = step(weights, carry, token)
-        ended = end is not None and end in tokens[:t]
-        out.append(jnp.zeros(()) if ended else jax.nn.log_softmax(logits)[index])
-        token = jnp.eye(VOCABULARY)[index]
-    return jnp.stack(out)
+
+    def one(tokens):
+        carry, token, out = first(weights), jnp.zeros(VOCABULARY), []
+        for t in range(LENGTH):
+            carry, logits = step(weights, carry, token)
+            ended = end is not None and jnp.any(tokens[:t] == end)
+            out.append(jnp.where(ended, 0, jax.nn.log_softmax(logits)[tokens[t]]))
+            token = jnp.eye(VOCABULARY)[tokens[t]]
+        return jnp.stack(out)
+
+    return jax.vmap(one)(jnp.asarray(tokens))
 
 
 def mean_over_tuples(estimate, dist, num_samples=2):
     """The exact mean of `estimate(x)`, a gradient, over all tuples of samples."""
-    states, probs = dist.enumerate(), dist.probabilities()
+    possible = dist.probabilities() > 0
+    states, probs = dist.enumerate()[possible], dist.probabilities()[possible]
     index = jnp.asarray(list(itertools.product(range(len(states)), repeat=num_samples)))
-    possible = jnp.prod(probs[index], axis=1)
+    chance = jnp.prod(probs[index], axis=1)
     grads = jax.jit(jax.vmap(estimate))(states[index])
-    return jax.tree.map(lambda g: jnp.tensordot(possible, g, axes=1), grads)
+    return jax.tree.map(lambda g: jnp.tensordot(chance, g, axes=1), grads)

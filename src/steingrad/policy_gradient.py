@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from .arrays import as_index, compute_dtype, mean, mean_of_others
 from .derivatives import drawn_with, on_each_device
-from .distributions import Autoregressive
+from .distributions import Autoregressive, Distribution
 from .estimators import Gradients
 from .estimators.base import check_num_samples
 from .objective import as_jax_arrays, evaluate, takes_key
@@ -18,7 +17,7 @@ from .objective import as_jax_arrays, evaluate, takes_key
 
 def policy_gradient(
     rewards: Callable[..., Float[Array, "..."]],
-    dist: Autoregressive,
+    dist: Distribution,
     num_samples: int = 2,
     *,
     key: PRNGKeyArray,
@@ -75,8 +74,13 @@ def policy_gradient(
         return jnp.sum(r, axis=-1), r
 
     value, _, args_grad, r = evaluate(total, x, args, False, has_aux=True)
-    to_go = jax.lax.cumsum(r, axis=r.ndim - 1, reverse=True)
+    to_go = returns_to_go(r)
     weights = (to_go - mean_of_others(to_go)) / max(num_samples * math.prod(dist.batch_shape), 1)
     grad = dist.weighted_step_score(weights, x)
     grad = jax.tree.map(lambda g, p: g.astype(p.dtype), grad, dist.parameters)
     return drawn_with(parameters, (mean(value), Gradients(grad, None, args_grad)))
+
+
+def returns_to_go(rewards: Float[Array, "... T"]) -> Float[Array, "... T"]:
+    r"""$\sum_{u \ge t} r_u$ for each step $t$."""
+    return jax.lax.cumsum(rewards, axis=rewards.ndim - 1, reverse=True)

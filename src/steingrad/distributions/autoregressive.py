@@ -11,7 +11,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from ..arrays import as_index, compute_dtype, is_concrete, take
 from ..derivatives import on_each_device
-from .base import MAX_STATES, Distribution
+from .base import COORDINATES_AT_A_TIME, MAX_STATES, Distribution
+from .from_log_prob import batch_of
 
 Step = Callable[[Any, Any, Array], tuple[Any, Array]]
 
@@ -31,10 +32,11 @@ class Autoregressive(Distribution):
     first `end` only `end` follows, with probability 1. `mask` and `lengths` tell where that is. All
     other states have probability 0.
 
-    The `parameters`, any pytree, are shared by the whole batch. With a `batch_shape`, `conditions`
-    are arrays that begin with those axes, one condition for each sequence, and the first carry is
-    `carry(parameters, condition)`; what the steps need of the condition goes into the carry. Only
-    the parameters are differentiated: an encoder belongs to them, and `carry` calls it.
+    The `parameters`, any pytree, are shared by the whole batch. `conditions`, arrays that begin
+    with the axes of the batch (`batch_shape`; by default their first axis alone), are what its
+    elements differ in: the first carry is then `carry(parameters, condition)`, and what the steps
+    need of the condition goes into it. Conditions are constants; an encoder whose weights are to
+    be differentiated belongs to the parameters, and `carry` calls it.
 
     One `lax.scan` samples, another one gives log-probabilities. To an operator the tokens are the
     coordinates, and each neighbour costs another scan.
@@ -79,7 +81,7 @@ class Autoregressive(Distribution):
         vocabulary: int,
         end: int | None = None,
         conditions: Any = None,
-        batch_shape: Sequence[int] = (),
+        batch_shape: Sequence[int] | None = None,
     ):
         self.length, self.vocabulary = as_index(length), as_index(vocabulary)
         for name, number, least in (("length", length, 1), ("vocabulary", vocabulary, 2)):
@@ -111,8 +113,18 @@ class Autoregressive(Distribution):
         self._carry_fn = carry if callable(carry) else None
         self.carry = None if callable(carry) else jax.tree.map(jnp.asarray, carry)
         self.conditions = jax.tree.map(jnp.asarray, conditions)
-        self._batch_shape = tuple(batch_shape)
-        _check_conditions(self.conditions, self._batch_shape, callable(carry))
+        self._batch_shape = batch_of("Autoregressive", self.conditions, batch_shape)
+        if self._batch_shape and conditions is None:
+            raise ValueError(
+                f"Autoregressive was given batch_shape={self._batch_shape} without conditions: all "
+                "of the batch would be the same. Pass conditions=..., arrays that begin with those "
+                "axes, or draw more samples."
+            )
+        if conditions is not None and self._carry_fn is None:
+            raise ValueError(
+                "Autoregressive was given conditions, which only a function can look at: pass "
+                "carry=lambda parameters, condition: ..., the first carry."
+            )
         _check_step(self)
 
     @property
@@ -175,13 +187,7 @@ class Autoregressive(Distribution):
         self, key: PRNGKeyArray, shape: tuple[int, ...] = ()
     ) -> tuple[Float[Array, "*lead T V"], Float[Array, "*lead T"]]:
         """Samples, and the log-probability of each of their tokens, out of one scan."""
-        keys = jax.random.split(key, (*shape, *self._batch_shape))
-
-        def one(parameters, condition, key):
-            draw = lambda key, log_probs: self.state(jax.random.categorical(key, log_probs))
-            return self._scan(parameters, condition, draw, jax.random.split(key, self.length))
-
-        x, log_probs, stuck = self._for_each(one, keys, event_ndim=0)
+        x, log_probs, stuck = self._draw(jax.random.split(key, (*shape, *self._batch_shape)))
         _check_tokens_left(stuck)
         return x, log_probs
 
@@ -190,25 +196,20 @@ class Autoregressive(Distribution):
 
     def step_log_prob(self, x: Float[Array, "... T V"]) -> Float[Array, "... T"]:
         r"""$\log q(x_t \mid x_1 \dots x_{t-1})$ of each token; 0 after the end."""
-        _, log_probs, stuck = self._for_each(self._teacher_forced, x)
+        _, log_probs, stuck = self._read(x)
         _check_tokens_left(stuck)
         return log_probs
 
+    @eqx.filter_jit
     def score(self, x):
-        def log_prob(parameters, condition, x):
-            return jnp.sum(self._teacher_forced(parameters, condition, x)[1])
-
-        return self._for_each(eqx.filter_grad(log_prob), x)
+        return self._for_each(eqx.filter_grad(self._log_prob), x)
 
     def weighted_step_score(
         self, weights: Float[Array, "... T"], x: Float[Array, "... T V"]
     ) -> Any:
         r"""$\sum_k \sum_t w_{k,t} \nabla_\eta \log q_\eta(x_{k,t} \mid x_{k,1} \dots
         x_{k,t-1})$ over all sequences, shaped like the parameters: one vector–Jacobian product."""
-        wide = jax.tree.map(lambda p: p.astype(compute_dtype(p)), self.parameters)
-        log_probs = lambda p: self.with_parameters(p).step_log_prob(x)
-        out, pull_back = jax.vjp(log_probs, wide)
-        return pull_back(weights.astype(out.dtype))[0]
+        return self._pull_back(weights, lambda q: q.step_log_prob(x.astype(q.dtype)))
 
     def mask(self, x: Float[Array, "... T V"]) -> Float[Array, "... T"]:
         """1 for each token up to the first `end` and for that `end` itself, 0 after it."""
@@ -257,24 +258,21 @@ class Autoregressive(Distribution):
             below = below - (index > self.end).astype(jnp.int32) * jnp.asarray(after - 1)
         return jnp.sum(below * self.mask(x).astype(jnp.int32), axis=-1, dtype=jnp.int32)
 
+    @eqx.filter_jit
     def log_ratio(self, x, values, coordinates=None):
-        def one(parameters, condition, x, values, coordinates):
-            log_probs = self._log_prob_at(parameters, condition, x, values, coordinates)
-            return log_probs - jnp.sum(self._teacher_forced(parameters, condition, x)[1])
-
-        return self._for_each(one, x, values, self._all_if_none(x, coordinates))
+        return self._for_each(self._log_ratio, x, values, self._all_if_none(x, coordinates))
 
     def linear_change(self, gradient, x, values, coordinates=None):
         gradient = take(gradient, coordinates, axis=-2)
         here = take(self.index(x), coordinates)[..., None]
         return take(gradient, values) - take(gradient, here)
 
+    @eqx.filter_jit
     def score_change(self, coefficients, x, values, coordinates=None):
         @eqx.filter_grad
         def one(parameters, condition, x, coefficients, values, coordinates):
-            log_probs = self._log_prob_at(parameters, condition, x, values, coordinates)
-            here = jnp.sum(self._teacher_forced(parameters, condition, x)[1])
-            return jnp.sum(coefficients.astype(here.dtype) * (log_probs - here))
+            ratio = self._log_ratio(parameters, condition, x, values, coordinates)
+            return jnp.sum(coefficients.astype(ratio.dtype) * ratio)
 
         return self._for_each(one, x, coefficients, values, self._all_if_none(x, coordinates))
 
@@ -283,20 +281,37 @@ class Autoregressive(Distribution):
             return coordinates
         return jnp.broadcast_to(jnp.arange(self.length, dtype=jnp.int32), x.shape[:-1])
 
-    def _log_prob_at(self, parameters, condition, x, values, coordinates):
-        """log q at the neighbours of one state, recomputed (not stored) when differentiated."""
+    def _log_ratio(self, parameters, condition, x, values, coordinates):
+        """For one state, a few neighbours at a time; recomputed when differentiated."""
 
         @jax.checkpoint
         def at_coordinate(slot):
             coordinate, new = slot
             moved = lambda v: x.at[coordinate].set(self.state(v).astype(x.dtype))
-            log_probs = lambda v: self._teacher_forced(parameters, condition, moved(v))[1]
-            return jnp.sum(jax.vmap(log_probs)(new), axis=-1)
+            return jax.vmap(lambda v: self._log_prob(parameters, condition, moved(v)))(new)
 
-        return jax.lax.map(at_coordinate, (coordinates, values))
+        at_a_time = max(1, COORDINATES_AT_A_TIME // values.shape[-1])
+        log_probs = jax.lax.map(at_coordinate, (coordinates, values), batch_size=at_a_time)
+        return log_probs - self._log_prob(parameters, condition, x)
 
-    def _teacher_forced(self, parameters, condition, x):
+    def _log_prob(self, parameters, condition, x):
+        return jnp.sum(self._read_one(parameters, condition, x)[1])
+
+    # Compiled even where the caller is not: a scan on its own would be compiled at each call.
+    @eqx.filter_jit
+    def _read(self, x):
+        return self._for_each(self._read_one, x)
+
+    @eqx.filter_jit
+    def _draw(self, keys):
+        return self._for_each(self._draw_one, keys, event_ndim=0)
+
+    def _read_one(self, parameters, condition, x):
         return self._scan(parameters, condition, lambda token, _: token, x)
+
+    def _draw_one(self, parameters, condition, key):
+        draw = lambda key, log_probs: self.state(jax.random.categorical(key, log_probs))
+        return self._scan(parameters, condition, draw, jax.random.split(key, self.length))
 
     def _scan(self, parameters, condition, choose: Callable, inputs):
         """One sequence: its tokens, their log-probabilities, and whether there was none to choose.
@@ -309,7 +324,7 @@ class Autoregressive(Distribution):
             carry, logits = self.step(parameters, carry, token)
             logits = logits.astype(compute_dtype(logits))
             if self.end is not None:
-                # Whatever the logits are after the end, NaN too: no derivative reaches them.
+                # Before the softmax, so that logits that are all −∞ after the end do no harm.
                 only_end = jnp.where(jnp.arange(self.vocabulary) == self.end, 0, -jnp.inf)
                 logits = jnp.where(ended, only_end.astype(logits.dtype), logits)
             log_probs = jax.nn.log_softmax(logits)
@@ -368,28 +383,6 @@ class Autoregressive(Distribution):
         return mapped(self.conditions, x, *others)
 
 
-def _check_conditions(conditions: Any, batch_shape: tuple[int, ...], carry_is_function: bool):
-    if conditions is None:
-        if batch_shape:
-            raise ValueError(
-                f"Autoregressive was given batch_shape={batch_shape} without conditions: all of "
-                "the batch would be the same. Pass conditions=..., arrays that begin with those "
-                "axes, or draw more samples."
-            )
-        return
-    if not carry_is_function:
-        raise ValueError(
-            "Autoregressive was given conditions, which only a function can look at: pass "
-            "carry=lambda parameters, condition: ..., the first carry."
-        )
-    for leaf in jax.tree.leaves(conditions):
-        if leaf.shape[: len(batch_shape)] != batch_shape:
-            raise ValueError(
-                f"With batch_shape={batch_shape} each condition must begin with those axes, but "
-                f"one has shape {leaf.shape}."
-            )
-
-
 def _check_step(q: Autoregressive) -> None:
     """Raise unless the step gives a carry like the one before and a logit for each token."""
     drop = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[len(q.batch_shape) :], leaf.dtype)
@@ -418,7 +411,10 @@ def _check_step(q: Autoregressive) -> None:
             f"this one returned {_brief(out)}."
         )
     after, logits = out
-    of = lambda tree: (jax.tree.structure(tree), [(a.shape, a.dtype) for a in jax.tree.leaves(tree)])
+    of = lambda tree: (
+        jax.tree.structure(tree),
+        [(a.shape, a.dtype) for a in jax.tree.leaves(tree)],
+    )
     if of(before) != of(after):
         raise ValueError(
             "Autoregressive needs a step that returns a carry like the one it was given, "

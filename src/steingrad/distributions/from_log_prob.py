@@ -91,7 +91,7 @@ class FromLogProb(Distribution):
         self._parameters = parameters
         self.conditions = jax.tree.map(jnp.asarray, conditions)
         self._num_coordinates = num_coordinates
-        self._batch_shape = _batch_shape(self.conditions, batch_shape)
+        self._batch_shape = batch_of("FromLogProb", self.conditions, batch_shape)
         self.sampler = sampler
         self.log_ratio_fn = log_ratio_fn
         self._normalized = normalized
@@ -269,12 +269,12 @@ class FromLogProb(Distribution):
         return mapped(dynamic, self.conditions, x, *others)
 
 
-def _batch_shape(conditions: Any, batch_shape: Sequence[int] | None) -> tuple[int, ...]:
+def batch_of(name: str, conditions: Any, batch_shape: Sequence[int] | None) -> tuple[int, ...]:
     """As given, or the first axis of the conditions; raise unless all of them begin with it."""
     shapes = [leaf.shape for leaf in jax.tree.leaves(conditions)]
     if conditions is not None and not shapes:
         raise ValueError(
-            f"FromLogProb's conditions are arrays, but was given {conditions!r}. Leave them out if "
+            f"{name}'s conditions are arrays, but was given {conditions!r}. Leave them out if "
             "there are none."
         )
     first = shapes[0][:1] if shapes else ()
@@ -282,7 +282,7 @@ def _batch_shape(conditions: Any, batch_shape: Sequence[int] | None) -> tuple[in
     for shape in shapes:
         if shape[: len(batch)] != batch or (batch_shape is None and not shape):
             raise ValueError(
-                "FromLogProb's conditions begin with the axes of the batch, batch_shape="
+                f"{name}'s conditions begin with the axes of the batch, batch_shape="
                 f"{batch}, but have shapes {shapes}."
             )
     return batch
