@@ -57,12 +57,12 @@ def policy_gradient(
         )
     num_samples = as_index(num_samples)
     check_num_samples("policy_gradient", num_samples, 2, "each sample's baseline being the others")
-    parameters, args, key = on_each_device((dist.parameters, as_jax_arrays(args), key))
-    dist = dist.with_parameters(jax.lax.stop_gradient(parameters))
+    parameters, args, key = on_each_device((dist.parameters, as_jax_arrays(args), key), like=dist)
+    q: Any = dist.with_parameters(jax.lax.stop_gradient(parameters))
     sample_key, f_key, _ = jax.random.split(key, 3)
-    x = dist.sample(sample_key, (num_samples,))
+    x = q.sample(sample_key, (num_samples,))
 
-    def total(x, *args):
+    def total(x, *args) -> Any:
         keyed = {"key": f_key} if takes_key(rewards) else {}
         r = jnp.asarray(rewards(x, *args, **keyed))
         if r.shape != x.shape[:-1]:
@@ -75,9 +75,9 @@ def policy_gradient(
 
     value, _, args_grad, r = evaluate(total, x, args, False, has_aux=True)
     to_go = returns_to_go(r)
-    weights = (to_go - mean_of_others(to_go)) / max(num_samples * math.prod(dist.batch_shape), 1)
-    grad = dist.weighted_step_score(weights, x)
-    grad = jax.tree.map(lambda g, p: g.astype(p.dtype), grad, dist.parameters)
+    weights = (to_go - mean_of_others(to_go)) / max(num_samples * math.prod(q.batch_shape), 1)
+    grad = q.weighted_step_score(weights, x)
+    grad = jax.tree.map(lambda g, p: g.astype(p.dtype), grad, parameters)
     return drawn_with(parameters, (mean(value), Gradients(grad, None, args_grad)))
 
 

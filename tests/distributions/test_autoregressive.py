@@ -40,7 +40,7 @@ KINDS = {
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("kind", ["fixed", "masked-ending", *slow("ending", "masked")])
+@pytest.mark.parametrize("kind", ["masked-ending", *slow("fixed", "ending", "masked")])
 def test_against_sequences_by_hand(kind):
     dist, tokens = policy(**KINDS[kind]), tokens_by_hand(KINDS[kind].get("end"))
     states = dist.enumerate()
@@ -115,6 +115,10 @@ OPERATORS = {
 def bias(estimator, dist):
     """|E[g] − ∇E[f]|, summed over all tuples of samples."""
     f, cv = objective(dist), random_cv(estimator)
+    if isinstance(estimator, sg.Lariat):
+        products = lambda cv: (cv.averages.products.matrix, cv.averages.products.weight)
+        matrix = products(cv)[0]
+        cv = eqx.tree_at(products, cv, (matrix @ matrix.T, jnp.asarray(0.9)))
 
     def estimate(x):
         return estimator.estimate(cv, dist, x, *values_and_gradients(f, x), f=f)
@@ -127,10 +131,9 @@ def bias(estimator, dist):
 @pytest.mark.parametrize(
     ("estimator", "kind"),
     [
-        (sg.RLOO(2), "masked-ending"),
         (sg.Rodeo(2, surrogate=sg.MLPSurrogate(hidden=4)), "masked-ending"),
         *slow(
-            *((sg.RLOO(2), kind) for kind in ("fixed", "ending", "masked")),
+            *((sg.RLOO(2), kind) for kind in KINDS),
             (sg.Reinforce(2), "ending"),
             (sg.Reinforce(1, "learned"), "fixed"),
             (sg.Lariat(2, gradients=False, memory=False), "masked-ending"),

@@ -209,7 +209,8 @@ class Autoregressive(Distribution):
     ) -> Any:
         r"""$\sum_k \sum_t w_{k,t} \nabla_\eta \log q_\eta(x_{k,t} \mid x_{k,1} \dots
         x_{k,t-1})$ over all sequences, shaped like the parameters: one vector–Jacobian product."""
-        return self._pull_back(weights, lambda q: q.step_log_prob(x.astype(q.dtype)))
+        log_probs: Callable[[Any], Array] = lambda q: q.step_log_prob(x.astype(q.dtype))
+        return self._pull_back(weights, log_probs)
 
     def mask(self, x: Float[Array, "... T V"]) -> Float[Array, "... T"]:
         """1 for each token up to the first `end` and for that `end` itself, 0 after it."""
