@@ -195,7 +195,8 @@ class Autoregressive(Distribution):
         return jnp.sum(self.step_log_prob(x), axis=-1)
 
     def step_log_prob(self, x: Float[Array, "... T V"]) -> Float[Array, "... T"]:
-        r"""$\log q(x_t \mid x_1 \dots x_{t-1})$ of each token; 0 after the end."""
+        r"""$\log q(x_t \mid x_1 \dots x_{t-1})$ of each token; 0 after the end. (After a token of
+        probability 0 there is no such thing: a number that stands for nothing.)"""
         _, log_probs, stuck = self._read(x)
         _check_tokens_left(stuck)
         return log_probs
@@ -321,25 +322,28 @@ class Autoregressive(Distribution):
         """
 
         def advance(state, given):
-            carry, token, ended = state
+            carry, token, ended, impossible = state
             carry, logits = self.step(parameters, carry, token)
-            logits = logits.astype(compute_dtype(logits))
+            # What follows a token of probability 0, or the end, may be logits that are all −∞: no
+            # softmax, and no derivative, must see them.
+            logits = jnp.where(impossible, 0, logits.astype(compute_dtype(logits)))
             if self.end is not None:
-                # Before the softmax, so that logits that are all −∞ after the end do no harm.
                 only_end = jnp.where(jnp.arange(self.vocabulary) == self.end, 0, -jnp.inf)
                 logits = jnp.where(ended, only_end.astype(logits.dtype), logits)
             log_probs = jax.nn.log_softmax(logits)
             token = choose(given, log_probs).astype(self.dtype)
             # A token of probability 0 that x does not have adds 0, not 0·(−∞).
-            impossible = jnp.isneginf(log_probs)
-            terms = token.astype(log_probs.dtype) * jnp.where(impossible, 0, log_probs)
-            log_prob = jnp.sum(jnp.where(impossible & (token > 0), -jnp.inf, terms))
+            excluded = jnp.isneginf(log_probs)
+            terms = token.astype(log_probs.dtype) * jnp.where(excluded, 0, log_probs)
+            log_prob = jnp.sum(jnp.where(excluded & (token > 0), -jnp.inf, terms))
+            impossible = impossible | jnp.isneginf(log_prob)
             if self.end is not None:
                 ended = ended | self._ends(token)
-            return (carry, token, ended), (token, log_prob, jnp.all(jnp.isneginf(logits)))
+            stuck = jnp.all(jnp.isneginf(logits))
+            return (carry, token, ended, impossible), (token, log_prob, stuck)
 
-        token, ended = jnp.zeros(self.vocabulary, self.dtype), jnp.zeros((), bool)
-        start = (self._first_carry(parameters, condition), token, ended)
+        token, no = jnp.zeros(self.vocabulary, self.dtype), jnp.zeros((), bool)
+        start = (self._first_carry(parameters, condition), token, no, no)
         start = on_each_device(start, like=(parameters, inputs))
         return jax.lax.scan(advance, start, inputs)[1]
 
