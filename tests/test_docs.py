@@ -17,7 +17,9 @@ def python_blocks(name):
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/add-an-estimator.md", "docs/objectives.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/add-an-estimator.md", "docs/objectives.md", "docs/sequences.md"]
+)
 def test_code_runs(name):
     blocks = python_blocks(name)
     assert len(blocks) >= 2

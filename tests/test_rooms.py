@@ -18,7 +18,7 @@ ORDER = [
     ("operators",),
     ("surrogates",),
     ("estimators",),
-    ("advantages", "cv_optimizer", "exact", "expectation"),
+    ("advantages", "cv_optimizer", "exact", "expectation", "policy_gradient"),
     ("diagnostics", "torch"),
     ("data",),
     ("models",),

@@ -4,10 +4,12 @@ import importlib.metadata
 
 from .advantages import advantages as advantages
 from .cv_optimizer import cv_optimizer as cv_optimizer
+from .distributions import Autoregressive as Autoregressive
 from .distributions import Bernoulli as Bernoulli
 from .distributions import Categorical as Categorical
 from .distributions import Distribution as Distribution
 from .distributions import FromLogProb as FromLogProb
+from .distributions import GibbsSampler as GibbsSampler
 from .distributions import Joint as Joint
 from .distributions import Ordinal as Ordinal
 from .distributions import Subset as Subset
@@ -48,6 +50,7 @@ from .operators import Operator as Operator
 from .operators import Row as Row
 from .operators import TransitionMatrix as TransitionMatrix
 from .operators import Zanella as Zanella
+from .policy_gradient import policy_gradient as policy_gradient
 from .surrogates import ExactSurrogate as ExactSurrogate
 from .surrogates import LinearSurrogate as LinearSurrogate
 from .surrogates import MLPSurrogate as MLPSurrogate

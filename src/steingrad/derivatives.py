@@ -25,6 +25,13 @@ DRAWN = (
     "small space, differentiate `exact_expectation`. Where the parameters are constants, put "
     "jax.lax.stop_gradient around them. Derivatives by `args` and `cv` are right."
 )
+CONSTANT = (
+    "`expectation` was differentiated by an array of its distribution that is not among its "
+    "parameters: the conditions of a FromLogProb, say, are constants. Let log_prob_fn make them "
+    "of its parameters, which are differentiated: a network that reads an image belongs in there, "
+    "and runs once for all samples. Where they are constants, put jax.lax.stop_gradient around "
+    "them."
+)
 
 # The identity on derivatives that must not be used: evaluated, or transposed, it raises. It does
 # not raise where a derivative is formed and then left alone, as behind a stop_gradient.
@@ -62,13 +69,13 @@ def _(primals, tangents):
     return primals[0], _refused_p.bind(tangents[0], forward=FORWARD, reverse=None)
 
 
-@jax.custom_jvp
-def _drawn_with(x, parameters):
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _drawn_with(x, parameters, message):
     return x
 
 
 @partial(_drawn_with.defjvp, symbolic_zeros=True)
-def _(primals, tangents):
+def _(message, primals, tangents):
     x, parameters = primals
     is_zero = lambda tangent: isinstance(tangent, SymbolicZero)
     moved = [t for t in jax.tree.leaves(tangents[1], is_leaf=is_zero) if not is_zero(t)]
@@ -76,9 +83,9 @@ def _(primals, tangents):
     if moved:
         # Of the right shape, and made of the parameters' derivatives: no other property is used.
         some = jnp.broadcast_to(sum(jnp.sum(t).astype(x.dtype) for t in moved), x.shape)
-        refused = _refused_p.bind(some, forward=DRAWN, reverse=DRAWN)
+        refused = _refused_p.bind(some, forward=message, reverse=message)
         tangent = refused if is_zero(tangent) else tangent + refused
-    return _drawn_with(x, parameters), tangent
+    return _drawn_with(x, parameters, message), tangent
 
 
 def reverse_only(tree: Any) -> Any:
@@ -86,11 +93,16 @@ def reverse_only(tree: Any) -> Any:
     return _on_inexact(_reverse_only, tree)
 
 
-def drawn_with(parameters: Any, estimates: Any) -> Any:
+def drawn_with(parameters: Any, estimates: Any, message: str = DRAWN) -> Any:
     """The same estimates, which must not be differentiated by the parameters of the distribution
-    that their samples came from."""
-    guard = lambda leaf: _drawn_with(leaf, eqx.filter(parameters, eqx.is_inexact_array))
+    that their samples came from, or whatever else is passed."""
+    guard = lambda leaf: _drawn_with(leaf, eqx.filter(parameters, eqx.is_inexact_array), message)
     return _on_inexact(guard, estimates)
+
+
+def stop_gradient(tree: Any) -> Any:
+    """The same arrays as constants; other leaves as they are."""
+    return _on_inexact(jax.lax.stop_gradient, tree)
 
 
 def _on_inexact(guard: Callable, tree: Any) -> Any:

@@ -10,7 +10,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .arrays import mean
-from .derivatives import check_shared, on_each_device, over_devices, reverse_only
+from .derivatives import (
+    CONSTANT,
+    check_shared,
+    drawn_with,
+    on_each_device,
+    over_devices,
+    reverse_only,
+    stop_gradient,
+)
 from .distributions import Distribution
 from .estimators import Estimator, Gradients
 from .estimators.base import check_gradient, scale_cv
@@ -82,7 +90,7 @@ def expectation(
     f = _on_batches(f, batched, in_axes)
     check_gradient(estimator, f)
     parameters, args, context, key = on_each_device(
-        (dist.parameters, as_jax_arrays(args), context, key), like=cv
+        (dist.parameters, as_jax_arrays(args), context, key), like=(cv, dist)
     )
     dist = dist.with_parameters(parameters)
     struct = jax.eval_shape(lambda key: estimator.sample(key, dist), key)
@@ -96,16 +104,15 @@ def expectation(
         relaxation = _on_batches(relaxation, batched, in_axes)
         relaxed = lambda key, x, *args: bind(relaxation, dist, key, relaxed=True)(x, *args)
         relaxed = eqx.filter_closure_convert(relaxed, key, struct, *args)
-    stop = lambda tree: jax.tree.map(
-        lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf, tree
-    )
-    return _expectation(
+    value = _expectation(
         reverse_only((dist.parameters, cv, (keyed, args))),
-        stop(dist),
+        stop_gradient(dist),
         estimator,
         key,
-        (*stop((context, relaxed)), has_aux),
+        (*stop_gradient((context, relaxed)), has_aux),
     )
+    constants = dist.with_parameters(stop_gradient(dist.parameters))
+    return drawn_with(constants, value, CONSTANT)
 
 
 @eqx.filter_custom_vjp

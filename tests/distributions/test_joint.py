@@ -196,7 +196,7 @@ def test_inputs_are_checked():
     with pytest.raises(ValueError, match=r"share their batch_shape, but .*\[\(\), \(3,\)\]"):
         sg.Joint(a=bits, b=sg.Bernoulli(jnp.zeros((3, 2))))
     dist = sg.Joint(a=bits, b=sg.Categorical(jnp.zeros((1, 3))))
-    for estimator in (sg.Lariat(), sg.DisARM(2), sg.Bronco()):
+    for estimator in (sg.DoubleCV(2), sg.DisARM(2), sg.Bronco()):
         with pytest.raises(ValueError, match=r"but was given Joint. RLOO and Rodeo take any"):
             estimator.sample(KEY, dist)
     with pytest.raises(ValueError, match="leave num_coordinates at None"):

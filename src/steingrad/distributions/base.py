@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from ..arrays import compute_dtype, take
+from ..arrays import compute_dtype, expand, is_concrete, sum_of_samples, take
 
 MAX_STATES = 2**20
 # Neighbours are visited this many coordinates at a time, so that memory stays linear in d.
@@ -110,6 +110,54 @@ class Distribution(eqx.Module):
     ) -> Any:
         r"""$\sum_n c_n \, (s(y_n) - s(x))$, shaped like `score(x)`."""
 
+    def weighted_score(self, weights: Float[Array, "..."], x: Float[Array, "..."]) -> Any:
+        r"""$\sum_k w_k \, s(x_k)$ over the axes of `x` before those of the batch, shaped like the
+        parameters: what estimates are made of. (Shared parameters: over the batch too.)
+
+        Where `large_scores`, it is one vector–Jacobian product of `log_prob`.
+        """
+        if self.large_scores:
+            return self._pull_back(weights, lambda q: q.log_prob(x.astype(q.dtype)))
+        weights, x = self._one_lead(weights, 0), self._one_lead(x, self.event_ndim)
+        weigh = lambda s: sum_of_samples(expand(weights, s.ndim) * s)
+        return jax.tree.map(weigh, self.score(x))
+
+    def weighted_score_change(
+        self,
+        coefficients: Float[Array, "... c n"],
+        x: Float[Array, "..."],
+        values: Int[Array, "... c n"],
+        coordinates: Int[Array, "... c"] | None = None,
+    ) -> Any:
+        r"""`score_change` summed like `weighted_score`: one product of `log_ratio`, whose gradient
+        is the change of the score."""
+        if self.large_scores:
+            return self._pull_back(
+                coefficients, lambda q: q.log_ratio(x.astype(q.dtype), values, coordinates)
+            )
+        coefficients, values = self._one_lead(coefficients, 2), self._one_lead(values, 2)
+        if coordinates is not None:
+            coordinates = self._one_lead(coordinates, 1)
+        change = self.score_change(
+            coefficients, self._one_lead(x, self.event_ndim), values, coordinates
+        )
+        return jax.tree.map(sum_of_samples, change)
+
+    def _pull_back(
+        self, weights: Float[Array, "..."], log_probs: Callable[["Distribution"], Array]
+    ) -> Any:
+        """∇_η Σ weights · log_probs(q_η). It is linear in the weights: their derivative is one
+        Jacobian–vector product, with what the pass forward has left."""
+        wide = lambda p: p.astype(compute_dtype(p))
+        parameters = jax.tree.map(wide, self.parameters)
+        out, pull_back = jax.vjp(lambda p: log_probs(self.with_parameters(p)), parameters)
+        return pull_back(weights.astype(out.dtype))[0]
+
+    def _one_lead(self, array: Array, ndim: int) -> Array:
+        """`array` with one axis before those of the batch and its own last `ndim`."""
+        rest = len(self.batch_shape) + ndim
+        return array.reshape(-1, *array.shape[array.ndim - rest :])
+
     @property
     def event_ndim(self) -> int:
         return len(self.event_shape)
@@ -126,12 +174,37 @@ class Distribution(eqx.Module):
 
     @property
     def normalized(self) -> bool:
-        """Whether `log_prob` is a true log-probability: estimators need that, operators don't."""
+        """Whether `log_prob` is a true log-probability: some estimators need that, operators
+        don't."""
         return True
+
+    @property
+    def large_scores(self) -> bool:
+        """Whether a score for each sample is too much to ask for, as with a network's weights: then
+        `weighted_score` and `weighted_score_change` are products, made of `log_prob` and
+        `log_ratio` alone."""
+        return False
+
+    @property
+    def shares_parameters(self) -> bool:
+        """Whether the elements of the batch share the parameters, which then have none of its axes.
+        Gradients are sums over the batch. (It implies `large_scores`.)"""
+        return False
+
+    @property
+    def has_mean(self) -> bool:
+        """Whether there is a `mean`, $E[x]$, in closed form."""
+        return False
 
     @property
     def is_product(self) -> bool:
         """Whether the coordinates are independent, each with parameters of its own."""
+        return True
+
+    @property
+    def full_support(self) -> bool:
+        """Whether each combination of values has a probability above 0, if all logits are finite:
+        some operators need that."""
         return True
 
     def view(self, x: Float[Array, "..."]) -> Any:
@@ -215,6 +288,10 @@ class FromLogits(Distribution):
         return eqx.tree_at(lambda q: q.logits, self, parameters)
 
     @property
+    def has_mean(self):
+        return True
+
+    @property
     @abc.abstractmethod
     def mean(self) -> Float[Array, "..."]:
         r"""$\mu = E[x]$, shaped like a state."""
@@ -229,6 +306,28 @@ class FromLogits(Distribution):
     @property
     def _logits(self) -> Array:
         return self.logits.astype(compute_dtype(self.logits))
+
+
+def check_inside(
+    dist: Distribution,
+    x: Array,
+    advice: str = "Pass the points that `sample` gave, where f was evaluated.",
+) -> None:
+    """Raise if `x`, where its numbers are known, has one that is no state of the distribution."""
+    if not is_concrete(x) or not is_concrete(jax.tree.leaves(dist.parameters)[0]):
+        return
+    with jax.ensure_compile_time_eval():
+        index = np.asarray(dist.index(x))
+        nearest = dist.state(jnp.asarray(np.clip(index, 0, dist.num_values - 1)))
+        # Rounding to another type on the way does not matter.
+        coarse = max(float(jnp.finfo(t).eps) for t in (x.dtype, nearest.dtype))
+        given, nearest = np.asarray(x, np.float64), np.asarray(nearest, np.float64)
+    outside = ~np.isclose(given, nearest, rtol=2 * coarse, atol=0)
+    if outside.any():
+        raise ValueError(
+            f"x has the entry {given[outside][0]:g}, which no state of this {type(dist).__name__} "
+            f"has (the nearest state has {nearest[outside][0]:g} in its place). {advice}"
+        )
 
 
 def _arange(n: int) -> Int[Array, "n"]:

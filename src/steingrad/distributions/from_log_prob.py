@@ -9,22 +9,36 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from ..arrays import as_index
-from .base import COORDINATES_AT_A_TIME, Distribution
+from ..arrays import as_index, take
+from .base import COORDINATES_AT_A_TIME, Distribution, check_inside
 from .ordinal import check_values, value_change, value_index
 
 
 class FromLogProb(Distribution):
     r"""Any $q_\eta$ on $\{v_1 \dots v_m\}^d$, given by $\log q_\eta(x)$ as a function of
-    parameters and state: an Ising model, an autoregressive model, ...
+    parameters and state: an Ising model, a network that gives probabilities, ...
 
     `log_prob_fn(parameters, x)` takes the parameters of one distribution and one state `x` of
     shape `[d]`, and returns a scalar. The parameters are any pytree; with a `batch_shape`, each of
     its arrays begins with those axes. Coordinates take the given `values` (default: bits).
+    Estimates differentiate `log_prob_fn` once for all samples, so that the parameters may be many.
 
-    Operators need `log_prob_fn` only up to a constant. Estimators differentiate it, so they need
-    the constant too: say `normalized=True` if it is there. Samples come from you (`estimate`), or
-    from `sampler(key, parameters)`, which returns one state of shape `[d]`.
+    **Shared parameters**: with `conditions`, a pytree of arrays that begin with the axes of the
+    batch (`batch_shape`; by default their first axis alone), the parameters have no such axes, and
+    it is `log_prob_fn(parameters, x, condition)`: one network for the whole batch. Gradients are
+    shaped like the parameters. Conditions are constants: what is to be differentiated, a network
+    that looks at them too, belongs into `log_prob_fn`, where it runs once for all samples.
+
+    **Samples** come from you (`estimate`), or from `sampler(key, parameters)`, with conditions
+    `sampler(key, parameters, condition)`, which returns one state of shape `[d]`.
+
+    **Without the normalising constant**, `log_prob_fn` is enough for operators, for `GibbsSampler`
+    and for estimators in which the constant cancels: `RLOO`, `Rodeo`, and `Lariat` with nothing but
+    a `surrogate`. Say `normalized=True` if the constant is there, for the others.
+
+    `log_ratio_fn(parameters, x)`, with conditions `(parameters, x, condition)`, may give
+    $\log q(x \text{ with } x_i = v_a) - \log q(x)$ for all $i$ and $a$, of shape `[d, m]`, where
+    that is cheaper than $d \, (m - 1)$ calls of `log_prob_fn`.
 
     >>> import jax.numpy as jnp
     >>> def ising(parameters, x):
@@ -34,25 +48,37 @@ class FromLogProb(Distribution):
     >>> aligned = jnp.array([1.0, 1.0, 1.0])
     >>> q.log_ratio(aligned, q.shift(aligned, (1,)))[:, 0]
     Array([-2., -4., -2.], dtype=float32)
+
+    >>> def bits(weights, x, image):
+    ...     logits = image @ weights
+    ...     return jnp.sum(x * logits - jnp.logaddexp(logits, 0))
+    >>> q = FromLogProb(bits, jnp.ones((2, 3)), conditions=jnp.ones((5, 2)), num_coordinates=3,
+    ...                 normalized=True)
+    >>> q.batch_shape, q.weighted_score(jnp.ones((4, 5)), jnp.ones((4, 5, 3))).shape
+    ((5,), (2, 3))
     """
 
-    log_prob_fn: Callable[[Any, Array], Array] = eqx.field(static=True)
+    log_prob_fn: Callable[..., Array] = eqx.field(static=True)
     _parameters: Any
+    conditions: Any
     _num_coordinates: int = eqx.field(static=True)
     values: tuple[float, ...] = eqx.field(static=True)
     _batch_shape: tuple[int, ...] = eqx.field(static=True)
-    sampler: Callable[[PRNGKeyArray, Any], Array] | None = eqx.field(static=True)
+    sampler: Callable[..., Array] | None = eqx.field(static=True)
+    log_ratio_fn: Callable[..., Array] | None = eqx.field(static=True)
     _normalized: bool = eqx.field(static=True)
 
     def __init__(
         self,
-        log_prob_fn: Callable[[Any, Array], Array],
+        log_prob_fn: Callable[..., Array],
         parameters: Any,
         *,
         num_coordinates: int,
         values: Sequence[int | float] | Array | np.ndarray = (0, 1),
-        batch_shape: Sequence[int] = (),
-        sampler: Callable[[PRNGKeyArray, Any], Array] | None = None,
+        conditions: Any = None,
+        batch_shape: Sequence[int] | None = None,
+        sampler: Callable[..., Array] | None = None,
+        log_ratio_fn: Callable[..., Array] | None = None,
         normalized: bool = False,
     ):
         num_coordinates = as_index(num_coordinates)
@@ -63,9 +89,11 @@ class FromLogProb(Distribution):
             )
         self.log_prob_fn = log_prob_fn
         self._parameters = parameters
+        self.conditions = jax.tree.map(jnp.asarray, conditions)
         self._num_coordinates = num_coordinates
-        self._batch_shape = tuple(batch_shape)
+        self._batch_shape = batch_of("FromLogProb", self.conditions, batch_shape)
         self.sampler = sampler
+        self.log_ratio_fn = log_ratio_fn
         self._normalized = normalized
         leaves = jax.tree.leaves(self.parameters)
         if not leaves:
@@ -74,11 +102,12 @@ class FromLogProb(Distribution):
                 f"was given {parameters!r}."
             )
         self.values = check_values("FromLogProb", values, self.dtype)
-        for leaf in leaves:
+        for leaf in [] if self.shares_parameters else leaves:
             if leaf.shape[: len(self._batch_shape)] != self._batch_shape:
                 raise ValueError(
                     f"With batch_shape={self._batch_shape} each parameter must begin with those "
-                    f"axes, but one has shape {leaf.shape}."
+                    f"axes, but one has shape {leaf.shape}. Parameters that the whole batch shares "
+                    "go with conditions=..., what its elements differ in."
                 )
 
     @property
@@ -113,6 +142,14 @@ class FromLogProb(Distribution):
     def is_product(self):
         return False
 
+    @property
+    def large_scores(self):
+        return True
+
+    @property
+    def shares_parameters(self):
+        return self.conditions is not None
+
     def with_parameters(self, parameters):
         everything = eqx.combine(parameters, self._parameters)
         return eqx.tree_at(
@@ -123,19 +160,31 @@ class FromLogProb(Distribution):
         if self.sampler is None:
             raise ValueError(
                 "FromLogProb was built without a sampler. Pass sampler=lambda key, parameters: "
-                "..., or draw the samples yourself and hand them to `estimate`."
+                "..., or draw the samples yourself (`GibbsSampler` draws approximate ones) and "
+                "hand them to `estimate`."
             )
-        sampler = self.sampler
+        sampler, event = self.sampler, self.event_shape
+
+        def one(parameters, condition, _, key):
+            x = jnp.asarray(self._call(sampler, key, parameters, condition=condition))
+            if x.shape != event:
+                raise ValueError(
+                    f"The sampler of this FromLogProb must return one state, of shape {event}, but "
+                    f"returned shape {x.shape}."
+                )
+            return x.astype(self.dtype)
+
         lead = (*shape, *self._batch_shape)
         keys = jax.random.split(key, lead)
-        states = jnp.zeros((*lead, self.num_coordinates), self.dtype)
-        return self._for_each(lambda p, _, k: sampler(k, p), states, keys).astype(self.dtype)
+        x = self._for_each(one, jnp.zeros((*lead, *event), self.dtype), keys)
+        check_inside(self, x, "It came from the sampler: let that return the values=... given.")
+        return x
 
     def log_prob(self, x):
-        return self._for_each(self.log_prob_fn, x)
+        return self._for_each(self._log_prob, x)
 
     def score(self, x):
-        return self._for_each(eqx.filter_grad(self.log_prob_fn), x)
+        return self._for_each(eqx.filter_grad(self._log_prob), x)
 
     def index(self, x):
         return value_index(x, self.values)
@@ -144,21 +193,16 @@ class FromLogProb(Distribution):
         return jnp.asarray(self.values, self.dtype)[index]
 
     def log_ratio(self, x, values, coordinates=None):
-        def one(parameters, x, values, coordinates):
-            log_probs = self._log_prob_at(parameters, x, values, coordinates)
-            return log_probs - self.log_prob_fn(parameters, x)
-
-        return self._for_each(one, x, values, self._all_if_none(x, coordinates))
+        return self._for_each(self._log_ratio, x, values, self._all_if_none(x, coordinates))
 
     def linear_change(self, gradient, x, values, coordinates=None):
         return value_change(gradient, x, jnp.asarray(self.values, x.dtype)[values], coordinates)
 
     def score_change(self, coefficients, x, values, coordinates=None):
         @eqx.filter_grad
-        def one(parameters, x, coefficients, values, coordinates):
-            log_probs = self._log_prob_at(parameters, x, values, coordinates)
-            here = self.log_prob_fn(parameters, x)
-            return jnp.sum(coefficients.astype(here.dtype) * (log_probs - here))
+        def one(parameters, condition, x, coefficients, values, coordinates):
+            ratio = self._log_ratio(parameters, condition, x, values, coordinates)
+            return jnp.sum(coefficients.astype(ratio.dtype) * ratio)
 
         return self._for_each(one, x, coefficients, values, self._all_if_none(x, coordinates))
 
@@ -167,29 +211,78 @@ class FromLogProb(Distribution):
             return coordinates
         return jnp.broadcast_to(jnp.arange(self.num_coordinates, dtype=jnp.int32), x.shape)
 
-    def _log_prob_at(self, parameters, x, values, coordinates):
-        """log q at the neighbours of one state, recomputed (not stored) when differentiated."""
+    def _call(self, fn, *inputs, condition):
+        return fn(*inputs, condition) if self.shares_parameters else fn(*inputs)
+
+    def _log_prob(self, parameters, condition, x):
+        log_prob = jnp.asarray(self._call(self.log_prob_fn, parameters, x, condition=condition))
+        if log_prob.shape != ():
+            raise ValueError(
+                f"log_prob_fn was given one state, of shape {x.shape}, and must return one number, "
+                f"but returned shape {log_prob.shape}."
+            )
+        return log_prob
+
+    def _log_ratio(self, parameters, condition, x, values, coordinates):
+        """For one state."""
+        if self.log_ratio_fn is not None:
+            ratio = self._call(self.log_ratio_fn, parameters, x, condition=condition)
+            expected = (self.num_coordinates, self.num_values)
+            if ratio.shape != expected:
+                raise ValueError(
+                    f"log_ratio_fn must return one number for each coordinate and value, of shape "
+                    f"{expected}, but returned shape {ratio.shape}."
+                )
+            return take(ratio[coordinates], values)
+        here = self._log_prob(parameters, condition, x)
+        return self._log_prob_at(parameters, condition, x, values, coordinates) - here
+
+    def _log_prob_at(self, parameters, condition, x, values, coordinates):
+        """log q at the neighbours of one state."""
         support = jnp.asarray(self.values, x.dtype)
 
-        @jax.checkpoint
         def at_coordinate(slot):
             coordinate, new = slot
-            return jax.vmap(
-                lambda v: self.log_prob_fn(parameters, x.at[coordinate].set(support[v]))
-            )(new)
+            moved = lambda v: x.at[coordinate].set(support[v])
+            return jax.vmap(lambda v: self._log_prob(parameters, condition, moved(v)))(new)
 
+        if len(coordinates) <= COORDINATES_AT_A_TIME:
+            return jax.vmap(at_coordinate)((coordinates, values))
+        # Recomputed, not stored, when differentiated.
+        at_coordinate = jax.checkpoint(at_coordinate)
         return jax.lax.map(at_coordinate, (coordinates, values), batch_size=COORDINATES_AT_A_TIME)
 
     def _for_each(self, fn, x, *others):
-        """`fn(parameters, x, *others)` for every state: its own parameters along the batch axes,
-        shared ones along the axes before them."""
+        """`fn(parameters, condition, x, *others)` for every state: its own parameters, or its
+        condition, along the batch axes; shared ones along the axes before them."""
         dynamic, static = eqx.partition(self._parameters, eqx.is_array)
 
-        def mapped(dynamic, x, *others):
-            return fn(eqx.combine(dynamic, static), x, *others)
+        def mapped(dynamic, condition, x, *others):
+            return fn(eqx.combine(dynamic, static), condition, x, *others)
 
+        states = [0] * (1 + len(others))
+        own = None if self.shares_parameters else 0
         for _ in self._batch_shape:
-            mapped = jax.vmap(mapped)
+            mapped = jax.vmap(mapped, in_axes=(own, 0, *states))
         for _ in range(x.ndim - 1 - len(self._batch_shape)):
-            mapped = jax.vmap(mapped, in_axes=(None, *([0] * (1 + len(others)))))
-        return mapped(dynamic, x, *others)
+            mapped = jax.vmap(mapped, in_axes=(None, None, *states))
+        return mapped(dynamic, self.conditions, x, *others)
+
+
+def batch_of(name: str, conditions: Any, batch_shape: Sequence[int] | None) -> tuple[int, ...]:
+    """As given, or the first axis of the conditions; raise unless all of them begin with it."""
+    shapes = [leaf.shape for leaf in jax.tree.leaves(conditions)]
+    if conditions is not None and not shapes:
+        raise ValueError(
+            f"{name}'s conditions are arrays, but was given {conditions!r}. Leave them out if "
+            "there are none."
+        )
+    first = shapes[0][:1] if shapes else ()
+    batch = first if batch_shape is None else tuple(batch_shape)
+    for shape in shapes:
+        if shape[: len(batch)] != batch or (batch_shape is None and not shape):
+            raise ValueError(
+                f"{name}'s conditions begin with the axes of the batch, batch_shape="
+                f"{batch}, but have shapes {shapes}."
+            )
+    return batch

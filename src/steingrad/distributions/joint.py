@@ -103,6 +103,30 @@ class Joint(Distribution):
     def is_product(self):
         return all(part.is_product for part in self.parts)
 
+    @property
+    def large_scores(self):
+        return any(part.large_scores for part in self.parts)
+
+    @property
+    def shares_parameters(self):
+        return any(part.shares_parameters for part in self.parts)
+
+    @property
+    def has_mean(self):
+        return all(part.has_mean for part in self.parts)
+
+    @property
+    def mean(self) -> Float[Array, "*batch D"]:
+        """The means of the parts."""
+        parts: Any = self.parts
+        return self.join([part.mean for part in parts])
+
+    def slope(self, gradient: Any) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        """Those of the parts."""
+        parts: Any = self.parts
+        slopes = [part.slope(own) for part, own in zip(parts, self.in_order(gradient), strict=True)]
+        return self.join([v for v, _ in slopes]), self.join([scale for _, scale in slopes])
+
     def with_parameters(self, parameters):
         parts = [
             part.with_parameters(own)
@@ -131,6 +155,12 @@ class Joint(Distribution):
 
     def score(self, x):
         return self.named([part.score(own) for part, own in self._with(x)])
+
+    def weighted_score(self, weights, x):
+        return self.named([part.weighted_score(weights, own) for part, own in self._with(x)])
+
+    def weighted_score_change(self, coefficients, x, values, coordinates=None):
+        raise NotImplementedError(NEIGHBOURS)
 
     def index(self, x):
         # A number that no state has must not become one by another part's having more values.

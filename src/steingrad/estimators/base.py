@@ -12,9 +12,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..arrays import is_concrete, mean, mean_of_squares
-from ..derivatives import drawn_with, on_each_device
-from ..distributions.base import Distribution
+from ..arrays import mean, mean_of_squares
+from ..derivatives import drawn_with, on_each_device, stop_gradient
+from ..distributions.base import Distribution, check_inside
 from ..objective import NO_GRADIENT, Evaluated, as_jax_arrays, bind, evaluate, has_gradient
 
 
@@ -52,6 +52,17 @@ class Estimator(eqx.Module):
         """Whether it works on this kind of distribution; `distributions` names those it does."""
         return isinstance(dist, self.distributions)
 
+    def refusal(self, dist: Distribution) -> str | None:
+        """Why it does not work on this distribution, and what does; `None` if it does."""
+        if self.handles(dist):
+            return None
+        *most, last = (kind.__name__ for kind in self.distributions)
+        kinds = f"{', '.join(most)} and {last}" if most else last
+        return (
+            f"{type(self).__name__} works on {kinds}, but was given {type(dist).__name__}. RLOO "
+            "and Rodeo take any distribution."
+        )
+
     @property
     def needs_gradient(self) -> bool:
         r"""Whether $\nabla f$ is needed: at the samples (or, `Rebar` and `Relax`, between them)."""
@@ -72,6 +83,12 @@ class Estimator(eqx.Module):
         """Whether the gradient for the control variates is that of a square of the gradient, and so
         goes with the square of any factor; otherwise no factor changes it."""
         return True
+
+    @property
+    def cancels_constant(self) -> bool:
+        r"""Whether a constant vector added to all scores changes nothing in the mean, so that
+        $\log q$ need not be normalised."""
+        return False
 
     def num_evaluations(self, dist: Distribution) -> int:
         """How many times f is evaluated for one estimate."""
@@ -185,10 +202,11 @@ class Estimator(eqx.Module):
         check_gradient(self, f)
         check_cv(self, cv, dist)
         parameters, args, context, key = on_each_device(
-            (dist.parameters, as_jax_arrays(args), context, key), like=cv
+            (dist.parameters, as_jax_arrays(args), context, key), like=(cv, dist)
         )
         # Derivatives at fixed samples would be wrong, so there are none.
-        dist = dist.with_parameters(jax.lax.stop_gradient(parameters))
+        given = eqx.filter((parameters, dist), eqx.is_inexact_array)
+        dist = stop_gradient(dist.with_parameters(parameters))
         sample_key, f_key, own_key = jax.random.split(key, 3)
         x = self.sample(sample_key, dist)
         f_relaxed = self.relaxes and relaxation is None
@@ -198,7 +216,7 @@ class Estimator(eqx.Module):
             fx, _, args_grad, aux = evaluate(objective, x, args, False, **how)
             fx = (fx, aux) if has_aux else fx
             grad, cv_grad = jax.tree.map(jnp.zeros_like, (dist.parameters, cv))
-            return drawn_with(parameters, (fx, Gradients(grad, cv_grad, args_grad)))
+            return drawn_with(given, (fx, Gradients(grad, cv_grad, args_grad)))
         fx, dfx, args_grad, aux = evaluate(objective, x, args, self.needs_gradient, **how)
         if self.relaxes and relaxation is not None:
             objective = bind(relaxation, dist, f_key, relaxed=True)
@@ -215,7 +233,7 @@ class Estimator(eqx.Module):
             at = eqx.tree_at(lambda at: at.fy, at, fy, is_leaf=lambda leaf: leaf is None)
         grad, cv_grad = self.adapt(cv, dist, at)
         fx = (fx, aux) if has_aux else fx
-        return drawn_with(parameters, (fx, Gradients(grad, cv_grad, args_grad)))
+        return drawn_with(given, (fx, Gradients(grad, cv_grad, args_grad)))
 
     def value_and_grad(
         self,
@@ -252,6 +270,13 @@ class Estimator(eqx.Module):
         return (mean(fx), aux) if has_aux else mean(fx), grads
 
 
+def mean_of_scores(
+    dist: Distribution, weights: Float[Array, "samples ..."], x: Float[Array, "samples ..."]
+) -> Any:
+    r"""$\frac1K \sum_k w_k s(x_k)$, shaped like the parameters."""
+    return jax.tree.map(lambda g: g / len(x), dist.weighted_score(weights, x))
+
+
 def scale_cv(estimator: Estimator, factor: Any, cv_grad: Any) -> Any:
     """The gradient for the control variates where the gradient is multiplied by a factor."""
     if not estimator.cv_is_quadratic:
@@ -260,19 +285,16 @@ def scale_cv(estimator: Estimator, factor: Any, cv_grad: Any) -> Any:
 
 
 def check_distribution(estimator: Estimator, dist: Distribution) -> None:
-    name = type(estimator).__name__
-    if not estimator.handles(dist):
-        *most, last = (kind.__name__ for kind in estimator.distributions)
-        kinds = f"{', '.join(most)} and {last}" if most else last
+    refusal = estimator.refusal(dist)
+    if refusal is not None:
+        raise ValueError(refusal)
+    if not (dist.normalized or estimator.cancels_constant):
         raise ValueError(
-            f"{name} works on {kinds}, but was given {type(dist).__name__}. RLOO and Rodeo take "
-            "any distribution."
-        )
-    if not dist.normalized:
-        raise ValueError(
-            f"{name} differentiates log q, so it needs it normalised, but this "
-            f"{type(dist).__name__} is known up to a constant only. If its log-probabilities do "
-            "sum to one, build it with normalized=True."
+            f"{type(estimator).__name__} as it is set here needs log q with its normalising "
+            f"constant, but this {type(dist).__name__} is known up to a constant only. The "
+            "constant cancels in RLOO, in Rodeo(loo=True) and in Lariat(values=False, "
+            "gradients=False, memory=False, surrogate=...). If the log-probabilities do sum to "
+            "one, build the distribution with normalized=True."
         )
 
 
@@ -326,25 +348,6 @@ def check_evaluated(estimator: Estimator, dist: Distribution, at: Evaluated) -> 
     if at.dfx is not None and at.dfx.shape != shape:
         raise ValueError(
             f"{name} takes gradients of shape {shape}, but dfx has shape {at.dfx.shape}."
-        )
-
-
-def check_inside(dist: Distribution, x: Array) -> None:
-    """Raise if `x`, where its numbers are known, has one that is no state of the distribution."""
-    if not is_concrete(x) or not is_concrete(jax.tree.leaves(dist.parameters)[0]):
-        return
-    with jax.ensure_compile_time_eval():
-        index = np.asarray(dist.index(x))
-        nearest = dist.state(jnp.asarray(np.clip(index, 0, dist.num_values - 1)))
-        # Rounding to another type on the way does not matter.
-        coarse = max(float(jnp.finfo(t).eps) for t in (x.dtype, nearest.dtype))
-        given, nearest = np.asarray(x, np.float64), np.asarray(nearest, np.float64)
-    outside = ~np.isclose(given, nearest, rtol=2 * coarse, atol=0)
-    if outside.any():
-        raise ValueError(
-            f"x has the entry {given[outside][0]:g}, which no state of this {type(dist).__name__} "
-            f"has (the nearest state has {nearest[outside][0]:g} in its place). Pass the points "
-            "that `sample` gave, where f was evaluated."
         )
 
 

@@ -1,7 +1,7 @@
 """Lariat: REINFORCE leave-one-out with control variates whose coefficients are solved for."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,11 +15,10 @@ from ..arrays import (
     mean_of_samples,
     mean_of_squares,
 )
-from ..distributions import Bernoulli, Categorical, Ordinal
 from ..operators import Gibbs, Operator
 from ..surrogates import Surrogate
 from .base import Estimator, check_num_samples
-from .least_squares import DECAY, RIDGE, Products, Terms, average_or_adam, average_step
+from .least_squares import DECAY, RIDGE, Products, average_or_adam, average_step, make_terms
 from .rodeo import stein_terms
 
 SHRINK = 1e-3  # the memory of coordinates that hardly ever vary, towards 0
@@ -44,6 +43,9 @@ class Lariat(Estimator):
     - `context_size` $> 0$: a baseline and a linear model that are learned functions of a `context`
       of that size: linear, or with a layer of `hidden` units;
     - `surrogate`: the two terms of `Rodeo`, with its `operator`.
+
+    `gradients`, `memory` and `context_size` need a distribution whose mean is known: `Bernoulli`,
+    `Categorical`, `Ordinal`, `Subset` and `Joint`s of them. Elsewhere turn them off.
 
     $f$ is evaluated $K$ times. Nothing has a learning rate but a network (of the context or of the
     surrogate). The first ten steps are plain RLOO. A `ridge` in units of each term's own mean
@@ -87,7 +89,6 @@ class Lariat(Estimator):
     operator: Operator = Gibbs()
     decay: float = eqx.field(static=True, default=DECAY)
     ridge: float = eqx.field(static=True, default=RIDGE)
-    distributions: ClassVar = (Bernoulli, Categorical, Ordinal)
 
     def __check_init__(self):
         check_num_samples("Lariat", self.num_samples, 2, "each term being made of other samples")
@@ -109,6 +110,18 @@ class Lariat(Estimator):
                 f"{self.context_size} and {self.hidden}."
             )
 
+    def handles(self, dist):
+        return dist.has_mean or not self._needs_mean
+
+    def refusal(self, dist):
+        if self.handles(dist):
+            return None
+        return (
+            f"Lariat's gradients, memory and context need E[x], which is not known of this "
+            f"{type(dist).__name__}. Turn them off, Lariat(gradients=False, memory=False), or add "
+            "surrogate=...; or use RLOO or Rodeo."
+        )
+
     @property
     def needs_gradient(self):
         return self.gradients or (self.surrogate is not None and self.surrogate.needs_gradient)
@@ -116,6 +129,14 @@ class Lariat(Estimator):
     @property
     def cv_is_quadratic(self):
         return False
+
+    @property
+    def cancels_constant(self):
+        return not (self.values or self._needs_mean)
+
+    @property
+    def _needs_mean(self) -> bool:
+        return self.gradients or self._remembers or self.context_size > 0
 
     @property
     def _remembers(self) -> bool:
@@ -161,32 +182,42 @@ class Lariat(Estimator):
         def loss(learned):
             context, surrogate = learned
             terms = self._terms(self.CV(cv.averages, stop(context), surrogate), dist, at)
-            grad = terms.combine(self._coefficients(cv))
+            grad, products = terms.combine_and_products(self._coefficients(cv))
             fit = self._context_loss(context, cv, dist, at) if self.context_size else 0.0
-            return mean_of_squares(grad) + fit, (grad, terms)
+            return mean_of_squares(grad) + fit, (grad, products)
 
         stop = lambda tree: jax.tree.map(jax.lax.stop_gradient, tree)
-        (context, surrogate), (grad, terms) = loss((cv.context, cv.surrogate))
+        (context, surrogate), (grad, products) = loss((cv.context, cv.surrogate))
         memory = None
         if self._remembers:
             past: Any = (at.dfx, jnp.ones_like(at.x)) if self.gradients else dist.slope(grad)
             slope, scale = past
             mean = lambda v: jnp.mean(v, axis=tuple(range(v.ndim - dist.event_ndim)))
             memory = mean(slope), mean(scale)
-        seen = self.Averages(Products.of(terms), jnp.mean(at.fx), memory)
+        seen = self.Averages(Products(products, jnp.ones(())), jnp.mean(at.fx), memory)
         return grad, self.CV(average_step(cv.averages, seen, self.decay), context, surrogate)
 
     def _coefficients(self, cv):
         return cv.averages.products.coefficients(self.decay, self.ridge)
 
-    def _terms(self, cv, dist, at) -> Terms:
-        fx, score = at.fx, dist.score(at.x)
-        mean, pull_back = _mean(dist)
-        centred = at.x.astype(mean.dtype) - mean
-        inner = lambda v, x: jnp.sum(v * x, axis=event_axes(at.x, fx))
+    def _terms(self, cv, dist, at):
+        fx, score = at.fx, None if dist.large_scores else dist.score(at.x)
         one = jnp.ones_like(fx)
         # Each term's weights of the K scores, and the vector that it adds to them, if any.
-        terms = [(fx - mean_of_others(fx), None)]
+        terms: list = [(fx - mean_of_others(fx), None)]
+        if self.values:
+            terms += [(-one, None), (self._value(cv, fx) - mean_of_others(fx), None)]
+        if self._needs_mean:
+            terms += self._linear_terms(cv, dist, at)
+        if self.surrogate is not None:
+            terms += stein_terms(self.operator, self.surrogate, cv.surrogate, dist, at, score)
+        return make_terms(terms, dist, at.x, score)
+
+    def _linear_terms(self, cv, dist, at) -> list:
+        mean, pull_back = _mean(dist)
+        centred = at.x.astype(mean.dtype) - mean
+        inner = lambda v, x: jnp.sum(v * x, axis=event_axes(at.x, at.fx))
+        terms: list = []
 
         def linear(v, v_others, v_mean):
             """A linear model with slope v, from the second and the third identity."""
@@ -194,8 +225,6 @@ class Lariat(Estimator):
             terms.append((-inner(v_others, centred), pull_back(v_mean)[0]))
             terms.append((inner(v, mean_of_others(centred)), None))
 
-        if self.values:
-            terms += [(-one, None), (self._value(cv, fx) - mean_of_others(fx), None)]
         if self.gradients:
             slopes = [at.dfx, jnp.abs(centred) * at.dfx] if self.weighted else [at.dfx]
             for v in slopes:
@@ -206,11 +235,9 @@ class Lariat(Estimator):
             linear(memory, memory, memory)
         if self.context_size:
             baseline, slope = self._context(cv.context, dist, at)
-            terms.append((-one * baseline, None))
+            terms.append((-jnp.ones_like(at.fx) * baseline, None))
             linear(slope, slope, slope)
-        if self.surrogate is not None:
-            terms += stein_terms(self.operator, self.surrogate, cv.surrogate, dist, at, score)
-        return Terms.of(terms, score)
+        return terms
 
     def _value(self, cv, fx):
         """The mean of f so far; at the first step, which is plain RLOO, that of its samples."""
@@ -263,5 +290,5 @@ class Lariat(Estimator):
 
 def _mean(dist):
     """μ, and its pull-back v ↦ ∇_η(vᵀμ), in the type to compute in."""
-    parameters = dist.parameters.astype(compute_dtype(dist.parameters))
+    parameters = jax.tree.map(lambda p: p.astype(compute_dtype(p)), dist.parameters)
     return jax.vjp(lambda p: dist.with_parameters(p).mean, parameters)

@@ -1,6 +1,7 @@
 """Coefficients of control variates that are solved for, from what past steps have shown."""
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,6 +13,8 @@ import optax
 from jaxtyping import Array, Float
 
 from ..arrays import event_axes, expand, sum_of_samples
+from ..distributions.base import Distribution
+from ..operators.base import Row
 
 DECAY = 0.99
 RIDGE = 1e-4
@@ -57,6 +60,67 @@ class Terms(NamedTuple):
         weigh = lambda b: sum_of_samples(expand(weights, b.ndim) * b)
         return jax.tree.map(weigh, self.basis)
 
+    def combine_and_products(self, coefficients: Float[Array, " terms"]) -> tuple[Any, Array]:
+        """Both."""
+        return self.combine(coefficients), self.products()
+
+
+class Change(NamedTuple):
+    r"""$\frac1K \sum_k \sum_n c_{kn} (s(y_{kn}) - s(x_k))$, not carried out yet."""
+
+    row: Row
+    coefficients: Float[Array, "samples ... c n"]
+
+    def vector(self, x: Array, factor: Any = 1.0) -> Any:
+        return self.row.weighted_score_change(self.coefficients * (factor / len(x)), x)
+
+
+class LargeTerms(NamedTuple):
+    r"""`Terms` of scores too large to have one for each sample: one product of the log-probability
+    makes all of $G_0 + \sum_m c_m G_m$, and one for each term its $G_m$."""
+
+    weights: Float[Array, "terms samples ..."]
+    changes: dict[int, Change]
+    """What some of the terms add."""
+    dist: Distribution
+    x: Float[Array, "samples ..."]
+
+    def combine(self, coefficients: Float[Array, " terms"]) -> Any:
+        factors = self._factors(coefficients)
+        weights = jnp.tensordot(factors, self.weights, axes=1)
+        total = self.dist.weighted_score(weights / len(self.x), self.x)
+        for m, change in self.changes.items():
+            total = jax.tree.map(jnp.add, total, change.vector(self.x, factors[m]))
+        return total
+
+    def combine_and_products(self, coefficients: Float[Array, " terms"]) -> tuple[Any, Array]:
+        score = lambda weights: self.dist.weighted_score(weights / len(self.x), self.x)
+        vectors = jax.vmap(score)(self.weights)
+        for m, change in self.changes.items():
+            add = lambda v, c, m=m: v.at[m].add(c)
+            vectors = jax.tree.map(add, vectors, change.vector(self.x))
+        factors = self._factors(coefficients)
+        total = jax.tree.map(lambda v: jnp.tensordot(factors.astype(v.dtype), v, axes=1), vectors)
+        flat = [v.reshape(len(v), -1) for v in jax.tree.leaves(jax.lax.stop_gradient(vectors))]
+        products = [jnp.matmul(v, v.T, precision="highest") for v in flat]
+        size = 1 if self.dist.shares_parameters else math.prod(self.dist.batch_shape)
+        return total, functools.reduce(operator.add, products) / size
+
+    def _factors(self, coefficients):
+        dtype = self.weights.dtype
+        return jnp.concatenate([jnp.ones(1, dtype), coefficients.astype(dtype)])
+
+
+def make_terms(
+    terms: list[tuple[Float[Array, "samples ..."], Any]], dist: Distribution, x: Array, score: Any
+) -> Terms | LargeTerms:
+    """Each term as `Terms.of` takes it; where `dist.large_scores`, without scores, and what a term
+    adds is a `Change`."""
+    if not dist.large_scores:
+        return Terms.of(terms, score)
+    changes = {m: change for m, (_, change) in enumerate(terms) if change is not None}
+    return LargeTerms(jnp.stack([weights for weights, _ in terms]), changes, dist, x)
+
 
 class Products(eqx.Module):
     r"""Moving averages of $G_m^\top G_n$, with the estimate itself, $G_0$, in the first row and
@@ -70,12 +134,8 @@ class Products(eqx.Module):
     def zero(cls, num_terms: int) -> "Products":
         return cls(jnp.zeros((1 + num_terms, 1 + num_terms)), jnp.zeros(()))
 
-    @classmethod
-    def of(cls, terms: Terms) -> "Products":
-        return cls(terms.products(), jnp.ones(()))
-
-    def step(self, terms: Terms, decay: float = DECAY) -> "Products":
-        return average_step(self, Products.of(terms), decay)
+    def step(self, products: Float[Array, "terms terms"], decay: float = DECAY) -> "Products":
+        return average_step(self, Products(products, jnp.ones(())), decay)
 
     def coefficients(self, decay: float = DECAY, ridge: float = RIDGE) -> Float[Array, " terms"]:
         r"""The $c$ with which $G_0 + \sum_m c_m G_m$ has the smallest mean square; 0 at first.

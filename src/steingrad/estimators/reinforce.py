@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from ..arrays import as_index, weighted_mean
-from .base import Estimator, check_num_samples
+from ..arrays import as_index
+from .base import Estimator, check_num_samples, mean_of_scores
 
 DECAY = 0.99
 
@@ -64,7 +64,7 @@ class Reinforce(Estimator):
             baseline = cv.baseline.astype(at.fx.dtype)
         else:
             baseline = 0.0 if self.baseline is None else self.baseline
-        return weighted_mean(at.fx - baseline, dist.score(at.x))
+        return mean_of_scores(dist, at.fx - baseline, at.x)
 
     def adapt(self, cv, dist, at):
         if self.baseline != "moving_average":

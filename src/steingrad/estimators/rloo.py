@@ -2,8 +2,8 @@
 
 import equinox as eqx
 
-from ..arrays import as_index, mean_of_others, weighted_mean
-from .base import Estimator, check_num_samples
+from ..arrays import as_index, mean_of_others
+from .base import Estimator, check_num_samples, mean_of_scores
 
 
 class RLOO(Estimator):
@@ -25,5 +25,9 @@ class RLOO(Estimator):
     def __check_init__(self):
         check_num_samples("RLOO", self.num_samples, 2, "each sample's baseline being the others")
 
+    @property
+    def cancels_constant(self):
+        return True
+
     def gradient(self, cv, dist, at):
-        return weighted_mean(at.fx - mean_of_others(at.fx), dist.score(at.x))
+        return mean_of_scores(dist, at.fx - mean_of_others(at.fx), at.x)

@@ -14,7 +14,7 @@ from ..objective import Evaluated
 from ..operators import Gibbs, Operator
 from ..surrogates import MLPSurrogate, Surrogate
 from .base import Estimator, check_num_samples
-from .least_squares import DECAY, Products, Terms, average_or_adam
+from .least_squares import DECAY, Change, Products, average_or_adam, make_terms
 
 
 class Rodeo(Estimator):
@@ -79,6 +79,11 @@ class Rodeo(Estimator):
     def cv_is_quadratic(self):
         return self.coefficients == "learned"
 
+    @property
+    def cancels_constant(self):
+        # The operator's means are zero, with any vector in place of the score's constant.
+        return self.loo
+
     def num_evaluations(self, dist):
         if not self.surrogate.needs_objective:
             return self.num_samples
@@ -110,11 +115,11 @@ class Rodeo(Estimator):
         @eqx.filter_grad(has_aux=True)
         def mean_square(surrogate):
             terms = self._terms(self.CV(surrogate, None, None), dist, at)
-            grad = terms.combine(self._coefficients(cv))
-            return mean_of_squares(grad), (grad, terms)
+            grad, products = terms.combine_and_products(self._coefficients(cv))
+            return mean_of_squares(grad), (grad, products)
 
-        surrogate, (grad, terms) = mean_square(cv.surrogate)
-        return grad, self.CV(surrogate, None, None, cv.products.step(terms, DECAY))
+        surrogate, (grad, products) = mean_square(cv.surrogate)
+        return grad, self.CV(surrogate, None, None, cv.products.step(products, DECAY))
 
     def _coefficients(self, cv):
         if self.coefficients == "least_squares":
@@ -122,24 +127,28 @@ class Rodeo(Estimator):
         used = [cv.alpha] * self.local + [cv.beta] * self.global_
         return jnp.stack(used) if used else jnp.zeros(0)
 
-    def _terms(self, cv, dist, at) -> Terms:
+    def _terms(self, cv, dist, at):
         """RLOO and, to be multiplied by α and β, the local and the global control variate."""
-        fx, score = at.fx, dist.score(at.x)
-        terms = [(fx - mean_of_others(fx) if self.loo else fx, None)]
+        fx, score = at.fx, None if dist.large_scores else dist.score(at.x)
+        terms: list = [(fx - mean_of_others(fx) if self.loo else fx, None)]
         if self.local or self.global_:
             local, global_ = stein_terms(
                 self.operator, self.surrogate, cv.surrogate, dist, at, score
             )
             terms += [local] * self.local + [global_] * self.global_
-        return Terms.of(terms, score)
+        return make_terms(terms, dist, at.x, score)
 
 
 def stein_terms(
     operator: Operator, surrogate: Surrogate, cv: Any, dist: Distribution, at: Evaluated, score: Any
 ) -> tuple:
-    r"""$-\frac1{K-1} \sum_{j \ne k} (A h_j)(x_j) \, s(x_k)$ and $(A (h^*_k s))(x_k)$, as `Terms`
-    takes them."""
+    r"""$-\frac1{K-1} \sum_{j \ne k} (A h_j)(x_j) \, s(x_k)$ and $(A (h^*_k s))(x_k)$, as
+    `make_terms` takes them."""
     row = operator.neighbours(dist, at.x, key=at.key)
     h, h_star = surrogate.evaluate(cv, row, at)
+    local = -mean_of_others(row.apply(*h)), None
+    if dist.large_scores:
+        change = Change(row, row.weights.astype(at.fx.dtype) * h_star.neighbours)
+        return local, (row.apply(*h_star), change)
     mean = jax.tree.map(mean_of_samples, row.apply_to_score(*h_star, score, at.x))
-    return (-mean_of_others(row.apply(*h)), None), (jnp.zeros_like(at.fx), mean)
+    return local, (jnp.zeros_like(at.fx), mean)

@@ -51,6 +51,13 @@ class Row(eqx.Module):
         r"""$\sum_n c_n \, (s(y_n) - s(x))$."""
         return self.space.score_change(coefficients, x, self.values, self.coordinates)
 
+    def weighted_score_change(
+        self, coefficients: Float[Array, "... c n"], x: Float[Array, "..."]
+    ) -> Any:
+        r"""$\sum_k \sum_n c_{kn} \, (s(y_{kn}) - s(x_k))$ over all samples, shaped like the
+        parameters."""
+        return self.space.weighted_score_change(coefficients, x, self.values, self.coordinates)
+
     def apply(self, h: Float[Array, "... c n"], h_self: Float[Array, "..."]) -> Float[Array, "..."]:
         r"""$(A h)(x)$ from the values of $h$ at the neighbours and at $x$."""
         return jnp.sum(self.weights * h, axis=(-2, -1)) + self.self_weight * h_self
@@ -116,6 +123,10 @@ class JointRow(Row):
     def score_change(self, coefficients, x):
         parts = zip(self.rows, self._each(coefficients), self.space.each(x), strict=True)
         return self.space.named([row.score_change(c, own) for row, c, own in parts])
+
+    def weighted_score_change(self, coefficients, x):
+        parts = zip(self.rows, self._each(coefficients), self.space.each(x), strict=True)
+        return self.space.named([row.weighted_score_change(c, own) for row, c, own in parts])
 
     def apply_to_score(self, h, h_self, score, x):
         if not self.own:

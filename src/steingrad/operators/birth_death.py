@@ -37,6 +37,7 @@ class BirthDeath(CoordinateOperator):
         check_damping("BirthDeath", self.damping)
 
     def offsets(self, dist: Distribution):
+        check_full_support("BirthDeath", dist)
         return (1, dist.num_values - 1)
 
     def weights(self, dist, x, values, coordinates):
@@ -72,6 +73,7 @@ class Difference(CoordinateOperator):
         check_damping("Difference", self.damping)
 
     def offsets(self, dist: Distribution):
+        check_full_support("Difference", dist)
         return (dist.num_values - 1,)
 
     def weights(self, dist, x, values, coordinates):
@@ -80,6 +82,15 @@ class Difference(CoordinateOperator):
         birth = nan_if_impossible(birth, dist, x, values, coordinates)
         birth = birth / dist.num_coordinates
         return jnp.full_like(birth, 1 / dist.num_coordinates), -jnp.sum(birth, axis=(-2, -1))
+
+
+def check_full_support(name: str, dist: Distribution) -> None:
+    if not dist.full_support:
+        raise ValueError(
+            f"{name} goes to the next value of a coordinate whatever its probability, but this "
+            f"{type(dist).__name__} has states of probability 0 among the neighbours of others. "
+            "Use Gibbs, MPF, Barker or Zanella, which never go there."
+        )
 
 
 def nan_if_impossible(birth, dist, x, down, coordinates):

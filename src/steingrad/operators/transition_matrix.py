@@ -112,6 +112,15 @@ class WholeState(eqx.Module):
             self.dist.score(x),
         )
 
+    def weighted_score_change(self, coefficients, x, values, coordinates):
+        states = self._states(x.ndim)
+        coefficients = jnp.moveaxis(coefficients[..., 0, :], -1, 0)
+        there = self.dist.weighted_score(
+            coefficients, jnp.broadcast_to(states, (len(states), *x.shape))
+        )
+        here = self.dist.weighted_score(jnp.sum(coefficients, axis=0), x)
+        return jax.tree.map(jnp.subtract, there, here)
+
     def _states(self, ndim: int) -> Array:
         """All states, with axes of length one before the event's so as to broadcast with x."""
         states = self.dist.enumerate()

@@ -1,0 +1,215 @@
+"""Markov chains for a q that cannot be sampled directly."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from ..arrays import as_index, is_concrete
+from .base import Distribution
+from .joint import Joint
+from .subset import Subset
+
+CHECKED_STATES = 4  # at which blocks are tried
+
+
+class Chains(eqx.Module):
+    """Where the chains are."""
+
+    x: Float[Array, "chains ..."]
+    """Their states, of shape `[num_chains, *batch, *event]`."""
+    sweeps: Int[Array, ""]
+    """How often each coordinate has been drawn anew."""
+
+
+class GibbsSampler(eqx.Module):
+    r"""Samples from $q$ by drawing one coordinate after the other from $q(x_i \mid x_{-i})$:
+    **approximate**, for a q that is known up to a constant, or has no sampler.
+
+    One sweep leaves $q$ invariant, so the states are samples in the limit of many sweeps from any
+    start; before it they are not, and from sweep to sweep they depend on each other. The chains are
+    independent of each other, as an estimator's samples have to be. An estimate made of them is
+    unbiased for the distribution that the chains have reached: throw away the first sweeps, keep
+    the chains from step to step of a training (`init` once), and look at `Chains.sweeps`.
+
+    `sweeps` is how many each call makes. The coordinates are drawn in order, or, with `blocks`, one
+    block after the other, all of a block at once: coordinates that are independent given those
+    outside their block, such as the two colours of a chessboard for an Ising model. That they are
+    is your promise. `init` tries a few random states (not under `jax.jit`), and `check` any number.
+
+    It needs `log_ratio` only, at the coordinates of one block, for any number of values.
+
+    Reference: Geman and Geman, "Stochastic relaxation, Gibbs distributions, and the Bayesian
+    restoration of images", IEEE Transactions on Pattern Analysis and Machine Intelligence 1984.
+
+    >>> import jax, jax.numpy as jnp, steingrad as sg
+    >>> chain = lambda coupling, x: coupling * jnp.sum(x[1:] * x[:-1])
+    >>> q = sg.FromLogProb(chain, jnp.array(0.4), num_coordinates=5, values=(-1, 1))
+    >>> sampler = GibbsSampler(sweeps=10, blocks=[(0, 2, 4), (1, 3)])
+    >>> chains = sampler.init(jax.random.key(0), q, num_chains=1000)
+    >>> x, chains = sampler(jax.random.key(1), q, chains)
+    >>> x.shape, int(chains.sweeps), round(float(jnp.mean(x[:, 0] * x[:, 1])), 1)
+    ((1000, 5), 10, 0.4)
+    """
+
+    sweeps: int = eqx.field(static=True, converter=as_index, default=1)
+    blocks: tuple[tuple[int, ...], ...] | None = eqx.field(static=True, default=None)
+
+    def __init__(self, sweeps: int = 1, blocks: Iterable[Any] | None = None):
+        self.sweeps = as_index(sweeps)
+        if not isinstance(self.sweeps, int) or self.sweeps < 1:
+            raise ValueError(
+                f"GibbsSampler needs a whole number of sweeps, 1 or more, but was given {sweeps!r}."
+            )
+        self.blocks = None
+        if blocks is not None:
+            self.blocks = tuple(tuple(as_index(i) for i in block) for block in blocks)
+            every = sorted(i for block in self.blocks for i in block)
+            if not all(self.blocks) or every != list(range(len(every))):
+                raise ValueError(
+                    "GibbsSampler's blocks name every coordinate 0 … d − 1 once, in blocks of one "
+                    f"or more, but was given {_short(blocks)}."
+                )
+
+    def __repr__(self) -> str:
+        blocks = "" if self.blocks is None else f", {len(self.blocks)} blocks"
+        return f"GibbsSampler(sweeps={self.sweeps}{blocks}) (approximate)"
+
+    def init(
+        self,
+        key: PRNGKeyArray,
+        dist: Distribution,
+        num_chains: int,
+        start: Float[Array, "..."] | None = None,
+    ) -> Chains:
+        """Chains at random states, or all at `start`, of the shape of states."""
+        self._check_distribution(dist)
+        num_chains = as_index(num_chains)
+        if not isinstance(num_chains, int) or num_chains < 1:
+            raise ValueError(
+                f"GibbsSampler needs a whole num_chains of 1 or more, but was given {num_chains!r}."
+            )
+        if self.blocks is not None and is_concrete(jax.tree.leaves(dist.parameters)[0]):
+            self.check(key, dist)
+        shape = (num_chains, *dist.batch_shape)
+        x = _random_states(key, dist, shape)
+        if start is not None:
+            x = jnp.broadcast_to(jnp.asarray(start, x.dtype), x.shape)
+        return Chains(x, jnp.zeros((), jnp.int32))
+
+    def __call__(
+        self, key: PRNGKeyArray, dist: Distribution, chains: Any
+    ) -> tuple[Float[Array, "chains ..."], Chains]:
+        """The states after `sweeps` further sweeps, of shape `[num_chains, *batch, *event]`, and
+        the chains to go on with."""
+        self._check_distribution(dist)
+        if not isinstance(chains, Chains):
+            raise TypeError(
+                f"GibbsSampler goes on with chains that `init` made, not a {type(chains).__name__}."
+            )
+        coordinates, present = self._padded(dist.num_coordinates)
+        blocks = (coordinates, present)
+
+        def draw_block(x, inputs):
+            key, (coordinates, present) = inputs
+            draw = lambda logits: jax.random.categorical(key, logits)
+            return update(dist, x, coordinates, present, draw), None
+
+        def sweep(x, key):
+            keys = jax.random.split(key, len(coordinates))
+            return jax.lax.scan(draw_block, x, (keys, blocks))[0], None
+
+        x, _ = jax.lax.scan(sweep, chains.x, jax.random.split(key, self.sweeps))
+        return x, Chains(x, chains.sweeps + self.sweeps)
+
+    def check(self, key: PRNGKeyArray, dist: Distribution, states: int = CHECKED_STATES) -> None:
+        """Raise if the coordinates of a block depend on each other at one of a few random states:
+        then log q does not change by the sum of the single changes."""
+        coordinates, present = self._padded(dist.num_coordinates)
+
+        @eqx.filter_jit
+        def excess(dist, coordinates, present, key):
+            before, after = _random_states(key, dist, (2, states, *dist.batch_shape))
+            index, other = dist.index(before), dist.index(after)
+            lead = index.shape[:-1]
+            coordinates = jnp.broadcast_to(coordinates, (*lead, *coordinates.shape))
+            where = jnp.where(present, coordinates, dist.num_coordinates)
+            values = jnp.take_along_axis(other, coordinates, axis=-1)
+            single = dist.log_ratio(before, values[..., None], coordinates)[..., 0]
+            single = jnp.where(present, single, 0)
+            there = dist.state(_set(index, where, values))
+            a, b = dist.log_prob(before), dist.log_prob(there)
+            scale = jnp.abs(a) + jnp.abs(b) + jnp.sum(jnp.abs(single), axis=-1)
+            return jnp.max(jnp.abs(b - a - jnp.sum(single, axis=-1)) - 1e-5 * scale)
+
+        for number in range(len(coordinates)):
+            if float(excess(dist, coordinates[number], present[number], key)) > 0:
+                raise ValueError(
+                    f"Block {number} of this GibbsSampler has coordinates that depend on each "
+                    "other given the rest: they cannot be drawn at once. Use smaller blocks, or "
+                    "blocks=None."
+                )
+
+    def _check_distribution(self, dist: Distribution) -> None:
+        if isinstance(dist, (Joint, Subset)):
+            instead = "use its own `sample`, which is exact"
+            raise ValueError(
+                "GibbsSampler changes one coordinate at a time, but was given "
+                f"{type(dist).__name__}: "
+                + (f"{instead}." if dist.normalized else "sample its parts one by one.")
+            )
+        count = sum(map(len, self.blocks)) if self.blocks is not None else dist.num_coordinates
+        if count != dist.num_coordinates:
+            raise ValueError(
+                f"GibbsSampler's blocks name {count} coordinates, but the distribution has "
+                f"{dist.num_coordinates}."
+            )
+
+    def _padded(self, d: int) -> tuple[Int[Array, "blocks n"], Bool[Array, "blocks n"]]:
+        """The blocks as one array, and which of its entries are meant."""
+        blocks = self.blocks or [(i,) for i in range(d)]
+        longest = max(map(len, blocks))
+        padded = [[*block, *[-1] * (longest - len(block))] for block in blocks]
+        coordinates = jnp.asarray(np.asarray(padded, np.int32))
+        return jnp.maximum(coordinates, 0), coordinates >= 0
+
+
+def update(
+    dist: Distribution,
+    x: Float[Array, "..."],
+    coordinates: Int[Array, " n"],
+    present: Bool[Array, " n"],
+    draw: Callable[[Float[Array, "... n m"]], Int[Array, "... n"]],
+) -> Float[Array, "..."]:
+    """The states with these coordinates (those that are `present`) drawn given all others."""
+    index = dist.index(x)
+    coordinates = jnp.broadcast_to(coordinates, (*index.shape[:-1], len(coordinates)))
+    values = dist.shift(x, tuple(range(1, dist.num_values)), coordinates)
+    ratio = dist.log_ratio(x, values, coordinates)
+    # How far to go on from the present value: not at all, or by 1 … m − 1, cyclically.
+    step = draw(jnp.concatenate([jnp.zeros_like(ratio[..., :1]), ratio], axis=-1))
+    here = jnp.take_along_axis(index, coordinates, axis=-1)
+    new = (here + step.astype(here.dtype)) % dist.num_values
+    return dist.state(_set(index, jnp.where(present, coordinates, index.shape[-1]), new))
+
+
+def _set(index: Array, coordinates: Array, values: Array) -> Array:
+    """`index` with new values at some coordinates; those out of range are left out."""
+    flat = index.reshape(-1, index.shape[-1])
+    rows = (a.reshape(len(flat), -1) for a in (coordinates, values))
+    put = jax.vmap(lambda row, i, v: row.at[i].set(v, mode="drop"))
+    return put(flat, *rows).reshape(index.shape)
+
+
+def _random_states(key: PRNGKeyArray, dist: Distribution, lead: tuple[int, ...]) -> Array:
+    shape = (*lead, dist.num_coordinates)
+    return dist.state(jax.random.randint(key, shape, 0, dist.num_values, jnp.int32))
+
+
+def _short(blocks: Any) -> str:
+    text = str([list(block) for block in blocks])
+    return text if len(text) < 80 else text[:77] + "..."
