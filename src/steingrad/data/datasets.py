@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 
 from steingrad.data import files
 from steingrad.data.formats import DataError, Images
-from steingrad.data.own import read_own
+from steingrad.data.own import SPLITS, read_own
 from steingrad.data.sources import SOURCES
 
 NAMES = tuple(SOURCES)
@@ -52,8 +52,8 @@ def load(
     """
     if is_own(name):
         splits, hashes = read_own(Path(name))
-        rows = {split: images.reshape(len(images), -1) for split, images in splits.items()}
-        return Dataset(label(name), splits["train"].shape[1:], **rows, files=hashes)
+        rows = [splits[split].reshape(len(splits[split]), -1) for split in SPLITS]
+        return Dataset(label(name), splits["train"].shape[1:], *rows, files=hashes)
     if name not in SOURCES:
         raise DataError(f"there is no dataset '{name}': choose one of {', '.join(NAMES)}.")
     source = SOURCES[name]

@@ -156,12 +156,13 @@ def _compile(task: Task, state: State, display: Display) -> Callable[[State, int
     else:
         advance = jax.vmap(advance, in_axes=(0, 0, None, None, None))
     images, number = jnp.asarray(task.dataset.train), jnp.zeros((), jnp.int32)
-    devices, placed = task.trainer.devices, {}
-    if devices is not None:
+    devices = task.trainer.devices
+    if devices is None:
+        program = jax.jit(advance, donate_argnums=0)
+    else:
         seeds, images, number = devices.on_all((seeds, images, number))
-        placed = {"out_shardings": devices.everywhere}
+        program = jax.jit(advance, donate_argnums=0, out_shardings=devices.everywhere)
     display.message("compiling the training step")
-    program: Any = jax.jit(advance, donate_argnums=0, **placed)
     compiled = program.lower(state, seeds, images, number, number).compile()
 
     def steps(state, start, stop):
