@@ -447,7 +447,7 @@ class TestBadInput:
         dist = sg.FromLogProb(lambda p, x: p @ x, jnp.zeros(3), num_coordinates=3)
         x = dist.enumerate()[:2]
         with pytest.raises(ValueError, match="normalized=True"):
-            sg.RLOO(2).estimate(None, dist, x, jnp.zeros(2))
+            sg.Reinforce(2).estimate(None, dist, x, jnp.zeros(2))
 
     def test_no_sampler(self):
         dist = sg.FromLogProb(lambda p, x: p @ x, jnp.zeros(3), num_coordinates=3, normalized=True)
