@@ -272,12 +272,13 @@ def test_shared_parameters_through_the_front_door():
     np.testing.assert_allclose(value, again, rtol=1e-6)
     assert_equal((grad, cv_grad), (grads.parameters, grads.cv), 1e-6)
     assert jax.tree.map(jnp.shape, grad) == ((2,), (3, 2))
-    # Less saturated, so that no event is rare.
-    dist = dist.with_parameters(jax.tree.map(lambda p: 0.3 * p, dist.parameters))
     result = compare(
         shared_f, dist, [sg.RLOO(2), sg.Reinforce(2)], key=KEY, draws=5000, adapt_steps=1
     )
-    assert [row.verdict for row in result.rows] == ["", ""]
+    for row in result.rows:
+        assert not row.biased
+        z = (row.mean - result.gradient) / np.sqrt(row.variances / result.draws)
+        assert np.abs(z).max() < 4.5
     assert result.reference == "the exact gradient"
 
 
