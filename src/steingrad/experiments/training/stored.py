@@ -118,8 +118,8 @@ def check_metrics(line: Any) -> None:
     if line.get("final", True) is not True:
         raise ValueError(f"final is {line['final']!r:.40}")
     for name, value in line.items():
+        if name in ("run", "final"):
+            continue
         number = type(value) in (int, float, type(None))
-        if name not in ("run", "final") and not number:
-            raise ValueError(f"{name} is {value!r:.40}")
-        if type(value) is int and abs(value) > sys.float_info.max:
+        if not number or (value is not None and abs(value) > sys.float_info.max):
             raise ValueError(f"{name} is {value!r:.40}")
