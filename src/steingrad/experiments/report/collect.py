@@ -253,6 +253,7 @@ def _from_json(fields: dict[str, Any]) -> StoredRun:
     times = (run.ms_per_step, *(line.get("seconds") for line in run.metrics))
     if not isinstance(run.name, str):
         raise ValueError(f"it is damaged: its name is {run.name!r:.60}.")
-    if not all(time is None or (isinstance(time, (int, float)) and time >= 0) for time in times):
+    numbers = [time for time in times if time is not None]
+    if not all(isinstance(time, (int, float)) and 0 <= time < math.inf for time in numbers):
         raise ValueError("it is damaged: it has times that are no numbers.")
     return run

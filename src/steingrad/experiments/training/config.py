@@ -274,6 +274,7 @@ class Config:
 
     def __post_init__(self):
         settings = vars(self)
+        check_types(settings)
         _check_values(settings)
         try:
             build_estimator(settings)
@@ -363,12 +364,17 @@ def _is(kind: Any, value: Any) -> bool:
     return isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
 
 
+def check_types(settings: Mapping[str, Any]) -> None:
+    """Raise for a setting that is not of its field's type, as a file or a script may have it."""
+    for name, field in FIELDS.items():
+        if not field.metadata["choices"] and not _is(field.type, settings[name]):
+            wanted = next(word for kind, word in KINDS.items() if kind in str(field.type))
+            raise ConfigError(f"{name} must be {wanted}, not {settings[name]!r}.")
+
+
 def _check_values(settings: Mapping[str, Any]) -> None:
     for name, field in FIELDS.items():
         choices, value = field.metadata["choices"], settings[name]
-        if not choices and not _is(field.type, value):
-            wanted = next(word for kind, word in KINDS.items() if kind in str(field.type))
-            raise ConfigError(f"{name} must be {wanted}, not {value!r}.")
         if name == "dataset" and is_own(value):
             continue
         if choices and value not in choices and not (value is None and field.default is None):
