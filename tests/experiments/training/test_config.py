@@ -51,6 +51,7 @@ def test_refused_values(settings, says):
         ({"steps": True}, "steps must be a whole number, not True"),
         ({"steps": None}, "steps must be a whole number, not None"),
         ({"learning_rate": "fast"}, "learning_rate must be a number, not 'fast'"),
+        ({"dataset": ("digits",)}, "dataset must be a word, not"),
         ({"loo": 1}, "loo must be true or false, not 1"),
     ],
     ids=str,

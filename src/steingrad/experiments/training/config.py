@@ -351,6 +351,7 @@ KINDS = {
     "bool": "true or false",
     "int": "a whole number",
     "float": "a number",
+    "str": "a word",
 }
 
 
@@ -367,7 +368,7 @@ def _is(kind: Any, value: Any) -> bool:
 def check_types(settings: Mapping[str, Any]) -> None:
     """Raise for a setting that is not of its field's type, as a file or a script may have it."""
     for name, field in FIELDS.items():
-        if not field.metadata["choices"] and not _is(field.type, settings[name]):
+        if not _is(field.type, settings[name]):
             wanted = next(word for kind, word in KINDS.items() if kind in str(field.type))
             raise ConfigError(f"{name} must be {wanted}, not {settings[name]!r}.")
 
