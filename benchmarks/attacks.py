@@ -98,7 +98,10 @@ def content(path: Path) -> tuple[list[dict], bytes]:
     """What a run came to: its metrics but for the clock, and the arrays of its last checkpoint."""
     run = Run(path)
     assert run.status == "finished"
-    lines = [{k: v for k, v in line.items() if k != "ms_per_step"} for line in run.metrics()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what was left out: `train` has said it
+        metrics = list(run.metrics())
+    lines = [{k: v for k, v in line.items() if k != "ms_per_step"} for line in metrics]
     return lines, run.checkpoints()[0].read_bytes().partition(b"\n")[2]
 
 
@@ -374,6 +377,9 @@ def main() -> None:
             print(f"| {name} | {tries} | {said} |", flush=True)
         # In this process, at last: JAX computes here, and no process is forked after that.
         found = zoo(place, place / "small-1")
+        words = "damaged folders: `train --resume`, `evaluate`, `report`"
+        bad = sum("TRACEBACK" in outcome for outcomes in found.values() for outcome in outcomes)
+        print(f"| {words} | {len(found)} × 3 | {bad} × a traceback; the rest below |")
         print("\n| damage | `train --resume` | `evaluate` | `report` |\n|---|---|---|---|")
         for name, outcomes in found.items():
             print(f"| {name} | {' | '.join(outcomes)} |")
