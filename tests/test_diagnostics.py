@@ -14,7 +14,7 @@ import pytest
 
 import steingrad as sg
 from problems import moments, normal, normalised_distributions, objective, random_cv
-from steingrad.diagnostics import best_num_samples, compare, measure
+from steingrad.diagnostics import best_num_samples, check_objective, compare, measure
 from steingrad.diagnostics.compare import _named
 from steingrad.estimators import Estimator, Gradients
 
@@ -483,6 +483,35 @@ def test_errors(change, message):
     settings |= {"estimators": [sg.RLOO(2)], "key": KEY, "draws": 10} | change
     with pytest.raises(ValueError, match=message):
         compare(**settings)
+
+
+def test_empty_batches_are_refused():
+    dist, f = sg.Bernoulli(jnp.zeros((2, 0, 3))), lambda x: x[..., 0]
+    for run in (
+        lambda: compare(f, dist, [sg.RLOO(2)], key=KEY),
+        lambda: best_num_samples(f, dist, sg.RLOO, key=KEY),
+        lambda: check_objective(f, dist, key=KEY),
+    ):
+        with pytest.raises(ValueError, match=r"empty batch: the batch_shape is \(2, 0\)"):
+            run()
+
+
+@pytest.mark.parametrize("one", [False, True])
+def test_keys_of_the_old_kind(one):
+    """The same numbers as those of the new kind; a random f, of one state too."""
+    dist, old = sg.Bernoulli(normal(14, 2)), jax.random.PRNGKey(7)
+    f = lambda x, key: jnp.sum(x, axis=-1) + jax.random.normal(key, x.shape[:-1])
+    f = sg.per_example(f) if one else f
+    check_objective(f, dist, key=old)
+    ours, theirs = (
+        compare(f, dist, [sg.RLOO(2), sg.DoubleCV(2)], key=key, draws=60, adapt_steps=2)
+        for key in (old, jax.random.wrap_key_data(old))
+    )
+    assert ours.reference == "as many draws of RLOO(2)"
+    for a, b in zip(ours.rows, theirs.rows, strict=True):
+        np.testing.assert_array_equal(a.mean, b.mean)
+    if not one:
+        assert best_num_samples(f, dist, sg.RLOO, key=old, candidates=(2,), seconds=0.01)
 
 
 def test_a_class_is_not_an_estimator():

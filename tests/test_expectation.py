@@ -487,7 +487,7 @@ class TestBadInput:
     def test_surrogate_settings(self):
         with pytest.raises(ValueError, match="1 or 2 hidden layers"):
             sg.MLPSurrogate(layers=3)
-        with pytest.raises(ValueError, match="whole number of hidden units, 1 or more"):
+        with pytest.raises(ValueError, match="whole number of hidden units of 1 or more"):
             sg.PooledSurrogate(hidden=0)
 
     def test_baseline(self):

@@ -2,6 +2,7 @@
 
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,13 +32,62 @@ def test_a_bound_key_stays_the_users():
     assert all(key is not mine for key in seen)
 
 
+def draw(x, key):
+    return jax.random.uniform(key, x.shape[:-1])
+
+
+MINE = jax.random.key(42)
+
+
+@functools.wraps(draw)
+def without_key(x):
+    return draw(x, MINE)
+
+
+@functools.wraps(draw)
+def passed_on(*args, **keywords):
+    return draw(*args, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("f", "mine"),
+    [
+        (jax.jit(functools.partial(draw, key=MINE)), True),
+        (eqx.filter_jit(functools.partial(draw, key=MINE)), True),
+        (functools.partial(jax.checkpoint(functools.partial(draw, key=MINE))), True),
+        (eqx.Partial(draw, key=MINE), True),
+        (functools.partial(lambda key, x: draw(x, key), MINE), True),
+        (without_key, True),
+        (jax.jit(draw), False),
+        (passed_on, False),
+    ],
+    ids=["jit", "filter_jit", "checkpoint", "eqx", "by position", "wraps", "free", "free, wraps"],
+)
+def test_a_key_is_bound_however_deep(f, mine):
+    value, _ = sg.value_and_grad(f, Q, sg.RLOO(2), key=KEY)
+    assert (float(value) == float(jnp.mean(draw(jnp.zeros((2, 3)), MINE)))) == mine
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [sg.StraightThrough(), sg.ReinMax(), sg.GumbelSoftmax(straight_through=True)],
+    ids=lambda estimator: type(estimator).__name__,
+)
+def test_estimators_that_are_all_gradient_want_one(estimator):
+    """Whole numbers have the gradient 0, and so would the estimate."""
+    f = lambda x: (jnp.sum(x, axis=-1) > 1).astype(jnp.int32)
+    for run in (sg.expectation, sg.value_and_grad):
+        with pytest.raises(TypeError, match=r"goes by the gradient of f.*returned int32"):
+            run(f, Q, estimator, key=KEY)
+
+
 @pytest.mark.parametrize("estimator", [sg.Rebar(), sg.Relax()], ids=["rebar", "relax"])
 @pytest.mark.parametrize("dtype", [bool, jnp.int32])
 @pytest.mark.parametrize("front_door", [sg.expectation, sg.value_and_grad])
 def test_relaxing_estimators_want_a_continuous_f(estimator, dtype, front_door):
     f = lambda x: (jnp.sum(x, axis=-1) > 1).astype(dtype)
     cv = estimator.init(KEY, Q)
-    with pytest.raises(TypeError, match=r"must be continuous, but it returned .*relaxation="):
+    with pytest.raises(TypeError, match=r"must be continuous .* returned .*relaxation="):
         front_door(f, Q, estimator, cv, key=KEY)
     smooth = lambda x: jnp.sum(x, axis=-1)
     front_door(f, Q, estimator, cv, key=KEY, relaxation=smooth)  # f itself may jump

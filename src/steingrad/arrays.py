@@ -20,6 +20,14 @@ def as_index(number: Any) -> Any:
     return operator.index(number) if hasattr(number, "__index__") else number
 
 
+def check_whole(owner: str, setting: str, number: Any, least: int) -> None:
+    """Raise unless a setting, behind `as_index`, is a whole number, and large enough."""
+    if not isinstance(number, int) or number < least:
+        raise ValueError(
+            f"{owner} needs a whole {setting} of {least} or more, but was given {number!r}."
+        )
+
+
 def is_concrete(array: Any) -> bool:
     """Whether the numbers in an array can be looked at: JAX is not tracing it."""
     tracer = jax.core.Tracer  # pyright: ignore[reportAttributeAccessIssue]

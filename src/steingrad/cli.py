@@ -41,7 +41,7 @@ from .experiments.sweeps.costs import Costs
 from .experiments.sweeps.engines import Engine, Processes, RayCluster
 from .experiments.sweeps.plan import Selection, plan, seconds_left, summary_line, table
 from .experiments.sweeps.sweep import sweep
-from .experiments.training.config import FIELDS, SEEDS, default_of
+from .experiments.training.config import FIELDS, NUMBERS, default_of
 from .experiments.training.devices import Devices, join
 from .experiments.training.evaluation import IMAGES_AT_A_TIME, evaluation_key
 from .experiments.training.pictures import image_grid, save_grids
@@ -215,7 +215,7 @@ class Sample:
             raise ConfigError(
                 f"--columns and --rows must be 1 or more, not {self.columns}, {self.rows}."
             )
-        if not 0 <= self.seed < SEEDS:
+        if not 0 <= self.seed < NUMBERS:
             raise ConfigError(f"--seed must be between 0 and 2^31 - 1, not {self.seed}.")
         _, task, _, state = load_trained(self.run_folder, self.data_dir)
         model = task.model(state, 0)

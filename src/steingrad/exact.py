@@ -28,7 +28,9 @@ def exact_expectation(
     x = jnp.broadcast_to(states, (len(states), *dist.batch_shape, *dist.event_shape))
     fx = jnp.moveaxis(bind(f, dist, None)(x, *args), 0, -1)
     probs = dist.probabilities()
-    return mean(jnp.sum(probs * fx.astype(probs.dtype), axis=-1))
+    # What never happens counts nothing, be f infinite there.
+    fx = jnp.where(probs > 0, fx.astype(probs.dtype), 0)
+    return mean(jnp.sum(probs * fx, axis=-1))
 
 
 def exact_gradient(

@@ -94,13 +94,13 @@ def expectation(
     )
     dist = dist.with_parameters(parameters)
     struct = jax.eval_shape(lambda key: estimator.sample(key, dist), key)
-    f_relaxed = estimator.relaxes and relaxation is None
-    how = {"relaxed": f_relaxed, "has_aux": has_aux}
+    stands_in = estimator.relaxes and relaxation is not None
+    how = {"relaxed": estimator.goes_by_gradient and not stands_in, "has_aux": has_aux}
     keyed = lambda key, x, *args: bind(f, dist, key, **how)(x, *args)
     # Arrays that f closes over become leaves of `keyed`, and so are differentiated.
     keyed = eqx.filter_closure_convert(keyed, key, struct, *args)
     relaxed = None
-    if estimator.relaxes and relaxation is not None:
+    if relaxation is not None and stands_in:
         relaxation = _on_batches(relaxation, batched, in_axes)
         relaxed = lambda key, x, *args: bind(relaxation, dist, key, relaxed=True)(x, *args)
         relaxed = eqx.filter_closure_convert(relaxed, key, struct, *args)

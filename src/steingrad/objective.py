@@ -45,7 +45,7 @@ def bind(
     has_aux: bool = False,
 ) -> Callable[..., Any]:
     """`f` on states that are arrays, with its key, if it takes one, and with a check of what it
-    returns; `relaxed` if it is to be differentiated between the states."""
+    returns; `relaxed` if a gradient of 0 everywhere would make the estimate wrong."""
     call = _on_states(f, dist, key)
 
     def objective(x, *args):
@@ -78,9 +78,10 @@ def bind(
         if not jnp.issubdtype(fx.dtype, jnp.floating):
             if relaxed:
                 raise TypeError(
-                    "Rebar and Relax differentiate f between the states, where it must be "
-                    f"continuous, but it returned {fx.dtype}: such an f jumps, and its gradient "
-                    "is 0. Pass a continuous stand-in as relaxation=..., or use RLOO or Rodeo."
+                    "This estimator goes by the gradient of f, which must be continuous between "
+                    f"the states, but it returned {fx.dtype}: such an f jumps, and its gradient "
+                    "is 0. Use RLOO or Rodeo; Rebar and Relax also take a continuous stand-in, "
+                    "relaxation=...."
                 )
             fx = fx.astype(compute_dtype(x))
         return (fx, aux) if has_aux else fx
@@ -288,12 +289,31 @@ def has_gradient(f: Callable) -> bool:
 
 def takes_key(f: Callable) -> bool:
     """Whether `f` has an argument named `key` that is not bound yet."""
-    if isinstance(f, functools.partial) and "key" in f.keywords:
-        return False
+    if isinstance(f, PerExample):
+        return takes_key(f.f)
     try:
-        return "key" in inspect.signature(f).parameters
+        if "key" not in inspect.signature(f).parameters:
+            return False
     except (TypeError, ValueError):
         return False
+    # A signature is also that of what was wrapped (`jax.jit`, `functools.wraps`), and names a key
+    # that a partial has bound as one with a default: look at each layer.
+    layer: Any = f
+    while layer is not None:
+        if isinstance(layer, functools.partial):
+            if "key" in layer.keywords:
+                return False
+            layer = layer.func
+            continue
+        inner = getattr(layer, "__wrapped__", None)
+        if inner is not None and inspect.isfunction(layer):
+            own = inspect.signature(layer, follow_wrapped=False).parameters
+            if "key" in own:
+                return True
+            if not any(p.kind is p.VAR_KEYWORD for p in own.values()):
+                return False
+        layer = inner
+    return True
 
 
 def as_jax_arrays(tree: Any) -> Any:

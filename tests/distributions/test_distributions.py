@@ -161,6 +161,43 @@ def test_values_that_the_states_cannot_hold(values, dtype, match):
         sg.FromLogProb(lambda p, x: p @ x, jnp.zeros(3, dtype), num_coordinates=3, values=values)
 
 
+def test_values_are_checked_again_in_another_type():
+    """By `with_parameters`, and after a cast that no constructor has seen."""
+    values = (256.0, 257.0)
+    ordinal = sg.Ordinal(jnp.zeros((3, 2)), values)
+    other = sg.FromLogProb(
+        lambda p, x: p @ x, jnp.zeros(3), num_coordinates=3, values=values, sampler=lambda k, p: p
+    )
+    for q in (ordinal, other):
+        narrow = jnp.zeros_like(q.parameters, jnp.bfloat16)
+        with pytest.raises(ValueError, match="not distinct in its type, bfloat16"):
+            q.with_parameters(narrow)
+        cast = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), q)
+        with pytest.raises(ValueError, match="not distinct in its type, bfloat16"):
+            cast.state(jnp.zeros(3, int))
+        with pytest.raises(ValueError, match="not distinct in its type, bfloat16"):
+            q.index(jnp.full(3, 256, jnp.bfloat16))
+        np.testing.assert_array_equal(q.with_parameters(q.parameters).enumerate(), q.enumerate())
+    with pytest.raises(ValueError, match="one logit for each value"):
+        ordinal.with_parameters(jnp.zeros((3, 4)))
+
+
+def test_log_prob_of_bits_that_are_certain():
+    q = sg.Bernoulli(jnp.array([jnp.inf, 0.0, -jnp.inf]))
+    expected = [-np.inf] * 4 + [np.log(0.5), -np.inf] * 2
+    np.testing.assert_allclose(q.log_prob(q.enumerate()), expected, rtol=1e-6)
+    np.testing.assert_allclose(q.probabilities(), np.exp(expected), rtol=1e-6)
+    state, between = jnp.array([1.0, 1.0, 0.0]), jnp.array([0.9, 0.5, 0.1])
+    by_logits = jax.grad(lambda l: sg.Bernoulli(l).log_prob(state))(q.logits)
+    np.testing.assert_allclose(by_logits, q.score(state), atol=1e-6)
+    assert np.isfinite(jax.grad(q.log_prob)(between)).all()
+    entropy = lambda l: sg.exact_expectation(
+        lambda x: x[..., 0] - sg.Bernoulli(l).log_prob(x), sg.Bernoulli(l)
+    )
+    np.testing.assert_allclose(entropy(q.logits), 1 + np.log(2), rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(entropy)(q.logits), np.zeros(3), atol=1e-6)
+
+
 def test_log_prob_with_values_of_probability_zero():
     q = sg.Categorical(jnp.array([[0.0, -jnp.inf, 0.0]]))
     log_probs = q.log_prob(q.enumerate())

@@ -185,6 +185,14 @@ def test_f_sees_the_parts():
     assert sg.Rodeo(2, surrogate=sg.ExactSurrogate()).num_evaluations(dist) == 2 * (1 + 3 + 3 + 1)
 
 
+def test_empty_batches():
+    q = sg.Joint(a=sg.Bernoulli(jnp.zeros((0, 3))), b=sg.Categorical(jnp.zeros((0, 1, 3))))
+    f = lambda x: jnp.sum(x["a"], axis=-1) * x["b"][..., 0, 2]
+    value, grads = sg.value_and_grad(f, q, sg.RLOO(2), key=jax.random.key(0))
+    assert float(value) == 0
+    assert jax.tree.map(jnp.shape, grads.parameters) == {"a": (0, 3), "b": (0, 1, 3)}
+
+
 def test_inputs_are_checked():
     bits = sg.Bernoulli(jnp.zeros(2))
     with pytest.raises(ValueError, match="one of the two"):

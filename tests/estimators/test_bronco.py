@@ -383,7 +383,7 @@ def test_evaluations_of_ones_own():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="flips of 1 or more"):
+    with pytest.raises(ValueError, match="whole number of flips of 1 or more"):
         sg.Bronco(flips=0)
     with pytest.raises(ValueError, match="every flip can be drawn"):
         sg.Bronco(uniform=0.0)

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import steingrad as sg
+from marks import slow
+from steingrad.estimators.base import Estimator
 
 KEY = jax.random.key(0)
 ALL = [
@@ -53,6 +55,42 @@ def test_keys_of_the_old_kind(estimator):
     np.testing.assert_array_equal(run(old), run(jax.random.wrap_key_data(old)))
     _, grads = estimator.value_and_grad(f, q, cv, key=old)
     assert np.isfinite(grads.parameters).all()
+
+
+def test_empty_batches_of_evaluations():
+    q, x, fx = sg.Bernoulli(jnp.zeros((0, 3))), jnp.zeros((2, 0, 3)), jnp.zeros((2, 0))
+    assert RODEO.estimate(START, q, x, fx, x).shape == (0, 3)
+
+
+ESTIMATORS = [kind for kind in vars(sg).values() if isinstance(kind, type)]
+ESTIMATORS = [kind for kind in ESTIMATORS if issubclass(kind, Estimator) and kind is not Estimator]
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS, ids=lambda kind: kind.__name__)
+def test_whole_numbers_of_numpy_for_every_estimator(kind):
+    assert kind(np.int64(2)) == kind(2)
+    assert type(kind(np.int64(2)).num_samples) is int
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting"),
+    [
+        (sg.Bronco, "flips"),
+        (sg.Lariat, "context_size"),
+        (sg.Lariat, "hidden"),
+        (sg.Relax, "context_size"),
+        (sg.Relax, "hidden"),
+        (sg.GumbelSoftmax, "jacobian_draws"),
+        (sg.MLPSurrogate, "hidden"),
+        (sg.Gibbs, "num_coordinates"),
+    ],
+)
+def test_settings_are_whole_numbers(kind, setting):
+    more = {"straight_through": True} if kind is sg.GumbelSoftmax else {}
+    assert type(getattr(kind(**{setting: np.int32(3)}, **more), setting)) is int
+    for wrong in (4.5, "3", -1):
+        with pytest.raises(ValueError, match=f"{kind.__name__} needs a whole"):
+            kind(**{setting: wrong}, **more)
 
 
 def test_whole_numbers_of_numpy():
@@ -116,7 +154,45 @@ def test_states_outside_the_space(q, wrong):
     jax.jit(lambda x: sg.RLOO(2).estimate(None, q, x, fx))(outside)  # its numbers are not known
 
 
-@pytest.mark.parametrize("estimator", CATEGORICAL, ids=name)
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        sg.RLOO(2),
+        RODEO,
+        sg.LocalExpectation(),
+        sg.Bronco(uniform=1.0),
+        *slow(*(e for e in ALL if not isinstance(e, sg.RLOO | sg.Rodeo | sg.LocalExpectation))),
+        *slow(sg.Lariat(2), sg.Rodeo(2, operator=sg.MPF()), sg.StraightThrough(2), sg.ReinMax(2)),
+        *slow(sg.GumbelSoftmax(2), sg.GumbelSoftmax(2, straight_through=True)),
+    ],
+    ids=name,
+)
+def test_bits_that_are_certain(estimator):
+    """The estimates are those that probabilities near 0 and 1 give, and no NaN anywhere."""
+    logits = jnp.array([jnp.inf, 0.3, -jnp.inf, -0.4])
+    near = jnp.where(jnp.isinf(logits), 100 * jnp.sign(logits), logits)
+
+    @jax.jit
+    def run(logits):
+        q = sg.Bernoulli(logits)
+        g = lambda x: jnp.sum(x * jnp.arange(1.0, 5.0), axis=-1) ** 2 - q.log_prob(x)
+        cv = jax.tree.map(lambda p: p + 0.1, estimator.init(KEY, q))
+        return estimator.value_and_grad(g, q, cv, key=jax.random.key(4))
+
+    (value, ours), (value_near, theirs) = run(logits), run(near)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((value, ours)))
+    np.testing.assert_allclose(value, value_near, rtol=1e-6)
+    np.testing.assert_allclose(ours.parameters, theirs.parameters, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("operator", [sg.BirthDeath(), sg.Difference()], ids=name)
+def test_operators_that_certain_bits_break_say_so(operator):
+    """No mean-zero control variate is left: not a number, rather than a biased one."""
+    q = sg.Bernoulli(jnp.array([jnp.inf, 0.3]))
+    assert np.isnan(operator.neighbours(q, jnp.ones(2)).self_weight)
+
+
+@pytest.mark.parametrize("estimator", [*CATEGORICAL, sg.Bronco(uniform=1.0)], ids=name)
 def test_values_of_probability_zero(estimator):
     """The estimates are those that finite, tiny probabilities give, and no NaN anywhere."""
     logits = jnp.array([[0.3, -jnp.inf, 0.1], [0.0, 1.0, -0.5]])

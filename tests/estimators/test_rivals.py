@@ -480,7 +480,7 @@ class TestRefusals:
             (lambda: sg.Rebar(0), "Rebar needs a whole num_samples of 1 or more"),
             (lambda: sg.Relax(0), "Relax needs a whole num_samples of 1 or more"),
             (lambda: sg.Relax().init(jax.random.key(0)), r"pass the distribution too, init\(key"),
-            (lambda: sg.Relax(hidden=0), "1 or more hidden units"),
+            (lambda: sg.Relax(hidden=0), "whole number of hidden units of 1 or more"),
             (lambda: sg.ModifiedRelax(1, SURROGATE), "num_samples of 2 or more"),
         ],
     )

@@ -72,6 +72,7 @@ def best_num_samples(
             "best_num_samples needs candidates, and seconds above 0, but was given "
             f"candidates={tuple(candidates)} and seconds={seconds}."
         )
+    measure.check_not_empty("best_num_samples", dist)
     settings = {"args": as_jax_arrays(args), "context": context, "relaxation": relaxation}
     problem = Problem(f, dist, settings, adapt_steps, learning_rate)
     estimators, refusal = {}, None

@@ -75,6 +75,7 @@ def compare(
     (['', '', 'biased (declared)'], 'the exact gradient')
     """
     named = _named(estimators)
+    measure.check_not_empty("compare", dist)
     limits = {"draws": (draws, 2), "adapt_steps": (adapt_steps, 0), "chunk": (chunk, 1)}
     for name, (value, least) in limits.items():
         if value is not None and value < least:

@@ -20,6 +20,14 @@ TIMED_CALLS, TIMED_SECONDS = 10, 0.1  # at least
 GROUPS = 20  # of draws, whose means tell the error of what is not linear in the mean
 
 
+def check_not_empty(what: str, dist: Distribution) -> None:
+    if 0 in dist.batch_shape:
+        raise ValueError(
+            f"{what} has nothing to look at in an empty batch: the batch_shape is "
+            f"{dist.batch_shape}. Give it a distribution with at least one element."
+        )
+
+
 class Problem(NamedTuple):
     """What estimators are measured on, and how they are prepared."""
 

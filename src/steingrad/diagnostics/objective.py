@@ -10,7 +10,8 @@ from jaxtyping import PRNGKeyArray
 
 from ..arrays import expand
 from ..distributions import Distribution
-from ..objective import PerExample, bind, takes_key
+from ..objective import bind, takes_key
+from .measure import check_not_empty
 
 DRAWS = 4
 
@@ -44,6 +45,7 @@ def check_objective(
         ...
     ValueError: f mixes the states that it is given: ...
     """
+    check_not_empty("check_objective", dist)
     sample_key, other_key, mask_key, f_key = jax.random.split(key, 4)
     objective = bind(f, dist, f_key)
     shape = (num_samples,)
@@ -75,7 +77,7 @@ def check_objective(
                 "changed. Estimators need each value to depend on its own state alone: look for "
                 "batch normalisation, or a mean or a sum over a wrong axis."
             )
-    if _is_random(f):
+    if takes_key(f):
         return  # its numbers go with the shape of x
     alone = np.asarray(objective(x[:1], *args), np.float64)
     if differ(before[:1], alone).any():
@@ -83,7 +85,3 @@ def check_objective(
             "f gives the first sample another value when it is the only one: its values depend "
             "on how many samples there are."
         )
-
-
-def _is_random(f: Callable) -> bool:
-    return takes_key(f.f if isinstance(f, PerExample) else f)

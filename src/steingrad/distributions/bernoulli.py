@@ -16,7 +16,8 @@ class Bernoulli(FromLogits):
 
     `logits` has shape `[*batch, d]`, and so does a sample, whose entries are 0 or 1 in the type of
     the logits. The score is $s(x) = x - \theta$; a flipped bit changes the log-probability by
-    $(1 - 2 x_i) \cdot \text{logit}_i$ and the score by $1 - 2 x_i$.
+    $(1 - 2 x_i) \cdot \text{logit}_i$ and the score by $1 - 2 x_i$. Logits of $\pm\infty$ are
+    bits that never change: their gradient is 0, and nothing else is touched by them.
 
     >>> import jax, jax.numpy as jnp
     >>> q = Bernoulli(jnp.array([0.0, 2.0, -2.0]))
@@ -64,7 +65,12 @@ class Bernoulli(FromLogits):
     def log_prob(self, x):
         # Linear in x, the natural extension to the interior of the cube: ∂/∂x is the logit.
         logits = self._logits
-        return jnp.sum(x.astype(logits.dtype) * logits - jax.nn.softplus(logits), axis=-1)
+        x, certain = x.astype(logits.dtype), jnp.isinf(logits)
+        # A bit that is certain adds 0, not ∞ − ∞.
+        finite = jnp.where(certain, 0, logits)
+        terms = jnp.where(certain, 0, x * finite - jax.nn.softplus(finite))
+        impossible = certain & ((x > 0.5) != (logits > 0))
+        return jnp.sum(jnp.where(impossible, -jnp.inf, terms), axis=-1)
 
     def score(self, x):
         logits = self._logits

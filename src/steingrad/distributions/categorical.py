@@ -97,7 +97,7 @@ class Categorical(IndependentLogits):
         # A value of probability 0 that x does not have adds 0, not 0·(−∞).
         impossible = jnp.isneginf(log_probs)
         terms = x * jnp.where(impossible, 0, log_probs)
-        return jnp.sum(jnp.where(impossible & (x > 0), -jnp.inf, terms), axis=(-2, -1))
+        return jnp.sum(jnp.where(impossible & (x > 0.5), -jnp.inf, terms), axis=(-2, -1))
 
     def index(self, x):
         return jnp.argmax(x, axis=-1).astype(jnp.int32)

@@ -11,7 +11,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from ..arrays import as_index, take
 from .base import COORDINATES_AT_A_TIME, Distribution, check_inside
-from .ordinal import check_values, value_change, value_index
+from .ordinal import check_values, value_change, value_index, values_in
 
 
 class FromLogProb(Distribution):
@@ -152,9 +152,11 @@ class FromLogProb(Distribution):
 
     def with_parameters(self, parameters):
         everything = eqx.combine(parameters, self._parameters)
-        return eqx.tree_at(
+        changed = eqx.tree_at(
             lambda q: q._parameters, self, everything, is_leaf=lambda leaf: leaf is None
         )
+        check_values("FromLogProb", self.values, changed.dtype)
+        return changed
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()):
         if self.sampler is None:
@@ -187,10 +189,10 @@ class FromLogProb(Distribution):
         return self._for_each(eqx.filter_grad(self._log_prob), x)
 
     def index(self, x):
-        return value_index(x, self.values)
+        return value_index("FromLogProb", x, self.values)
 
     def state(self, index):
-        return jnp.asarray(self.values, self.dtype)[index]
+        return values_in("FromLogProb", self.values, self.dtype)[index]
 
     def log_ratio(self, x, values, coordinates=None):
         return self._for_each(self._log_ratio, x, values, self._all_if_none(x, coordinates))

@@ -209,8 +209,8 @@ class Joint(Distribution):
     def join(self, parts: Sequence[Float[Array, "..."]]) -> Float[Array, "... D"]:
         """The inverse of `each`."""
         flat = [
-            own.reshape(*own.shape[: own.ndim - part.event_ndim], -1).astype(self.dtype)
-            for part, own in zip(self.parts, parts, strict=True)
+            own.reshape(*own.shape[: own.ndim - part.event_ndim], size).astype(self.dtype)
+            for part, own, size in zip(self.parts, parts, self._sizes, strict=True)
         ]
         return jnp.concatenate(flat, axis=-1)
 

@@ -55,15 +55,18 @@ class Ordinal(IndependentLogits):
         centred = values - jnp.sum(probs * values, axis=-1, keepdims=True)
         return jnp.sum(gradient * values, axis=-1), jnp.sum(probs * centred**2, axis=-1)
 
+    def with_parameters(self, parameters):
+        return Ordinal(parameters, self.values)
+
     def log_prob(self, x):
         log_probs = jax.nn.log_softmax(self._logits)
         return jnp.sum(take(log_probs, self.index(x)[..., None])[..., 0], axis=-1)
 
     def index(self, x):
-        return value_index(x, self.values)
+        return value_index("Ordinal", x, self.values)
 
     def state(self, index):
-        return jnp.asarray(self.values, self.dtype)[index]
+        return values_in("Ordinal", self.values, self.dtype)[index]
 
     def linear_change(self, gradient, x, values, coordinates=None):
         return value_change(gradient, x, jnp.asarray(self.values, x.dtype)[values], coordinates)
@@ -95,9 +98,17 @@ def check_values(name: str, values: Any, dtype: Any) -> tuple[float, ...]:
     return tuple(array.tolist())
 
 
-def value_index(x: Float[Array, "... d"], values: tuple[float, ...]) -> Int[Array, "... d"]:
+def values_in(name: str, values: tuple[float, ...], dtype: Any) -> Float[Array, "m"]:
+    """The values in a type, where they are still distinct: a distribution may have been cast to
+    another one since it was built, as models are by `jax.tree.map`."""
+    return jnp.asarray(check_values(name, values, dtype), dtype)
+
+
+def value_index(
+    name: str, x: Float[Array, "... d"], values: tuple[float, ...]
+) -> Int[Array, "... d"]:
     # The nearest value, so that rounding to another type on the way does not matter.
-    distance = jnp.abs(x[..., None] - jnp.asarray(values, x.dtype))
+    distance = jnp.abs(x[..., None] - values_in(name, values, x.dtype))
     return jnp.argmin(distance, axis=-1).astype(jnp.int32)
 
 

@@ -74,6 +74,12 @@ class Estimator(eqx.Module):
         return False
 
     @property
+    def goes_by_gradient(self) -> bool:
+        r"""Whether its mean depends on $\nabla f$, and is wrong where that is 0 between the states;
+        elsewhere the gradient only lowers the variance."""
+        return self.relaxes or (self.biased and self.needs_gradient)
+
+    @property
     def samples_are_states(self) -> bool:
         """Whether `sample` gives states, and not points between them (`GumbelSoftmax`)."""
         return True
@@ -152,7 +158,7 @@ class Estimator(eqx.Module):
         checked."""
         check_distribution(self, dist)
         check_cv(self, cv, dist)
-        objective = None if f is None else bind(f, dist, key, relaxed=self.relaxes)
+        objective = None if f is None else bind(f, dist, key, relaxed=self.goes_by_gradient)
         at = Evaluated(x, fx, dfx, fy, objective, key, context)
         check_evaluated(self, dist, at)
         if self.samples_are_states:
@@ -181,6 +187,8 @@ class Estimator(eqx.Module):
         or `fy`, f at the `further_points` that the estimator chose with the same `key` (`Bronco`).
         """
         at = self.evaluated(cv, dist, x, fx, dfx, fy=fy, key=key, f=f, context=context)
+        if 0 in dist.batch_shape:
+            return jax.tree.map(jnp.zeros_like, dist.parameters)
         return self.gradient(cv, dist, at)
 
     def per_element(
@@ -209,7 +217,8 @@ class Estimator(eqx.Module):
         dist = stop_gradient(dist.with_parameters(parameters))
         sample_key, f_key, own_key = jax.random.split(key, 3)
         x = self.sample(sample_key, dist)
-        f_relaxed = self.relaxes and relaxation is None
+        stands_in = self.relaxes and relaxation is not None
+        f_relaxed = self.goes_by_gradient and not stands_in
         objective = bind(f, dist, f_key, relaxed=f_relaxed, has_aux=has_aux)
         how = {"has_aux": has_aux, "has_gradient": has_gradient(f)}
         if 0 in dist.batch_shape:
@@ -218,7 +227,7 @@ class Estimator(eqx.Module):
             grad, cv_grad = jax.tree.map(jnp.zeros_like, (dist.parameters, cv))
             return drawn_with(given, (fx, Gradients(grad, cv_grad, args_grad)))
         fx, dfx, args_grad, aux = evaluate(objective, x, args, self.needs_gradient, **how)
-        if self.relaxes and relaxation is not None:
+        if relaxation is not None and stands_in:
             objective = bind(relaxation, dist, f_key, relaxed=True)
         elif has_aux:
             with_aux = objective

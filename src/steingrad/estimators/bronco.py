@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from ..arrays import mean_of_samples, scatter, take
+from ..arrays import as_index, check_whole, mean_of_samples, scatter, take
 from ..distributions import Bernoulli, Categorical, Ordinal
 from ..distributions.base import Distribution
 from ..objective import Evaluated
@@ -105,8 +105,8 @@ class Bronco(Estimator):
         effect: Float[Array, "d m 2"] | None
         """Without the gradient: changes of f by taking on each value, and their number."""
 
-    num_samples: int = eqx.field(static=True, default=1)
-    flips: int = eqx.field(static=True, default=1)
+    num_samples: int = eqx.field(static=True, converter=as_index, default=1)
+    flips: int = eqx.field(static=True, converter=as_index, default=1)
     memory: float = eqx.field(static=True, default=100.0)
     uniform: float = eqx.field(static=True, default=0.1)
     use_gradient: bool = eqx.field(static=True, default=True)
@@ -114,8 +114,7 @@ class Bronco(Estimator):
 
     def __check_init__(self):
         check_num_samples("Bronco", self.num_samples, 1, "the states that are flipped")
-        if not isinstance(self.flips, int) or self.flips < 1:
-            raise ValueError(f"Bronco needs flips of 1 or more, but was given {self.flips}.")
+        check_whole("Bronco", "number of flips", self.flips, 1)
         if not 0 < self.uniform <= 1:
             raise ValueError(
                 "Bronco needs uniform above 0, so that every flip can be drawn, and at most 1, but "
@@ -224,7 +223,7 @@ class Bronco(Estimator):
     ) -> Any:
         """The sums with this step's flips added."""
         known = functools.partial(at_slots, slots=slots)
-        change = changes(at)
+        change = changes(at, guess, slots)
         coordinates = slots // guess.change.shape[-1]
         seen = jnp.mean(jnp.abs(change))
         scale = jnp.where(guess.scale > 0, guess.scale, jnp.where(seen > 0, seen, 1))
@@ -303,7 +302,7 @@ def corrected(
     dist: Distribution, at: Evaluated, guess: Guess, slots: Int[Array, "flips samples ..."]
 ) -> Any:
     """The local expectation gradient of the guess, with what it missed at the flips over π."""
-    missed = changes(at) - at_slots(guess.change, slots)
+    missed = changes(at, guess, slots) - at_slots(guess.change, slots)
     terms = missed / (at_slots(guess.probability, slots) * len(slots))
     lead = guess.change.shape[:-2]
     flat = scatter(
@@ -314,14 +313,16 @@ def corrected(
     return jax.tree.map(mean_of_samples, grad)
 
 
-def changes(at: Evaluated) -> Float[Array, "flips samples ..."]:
-    """f(y) − f(x)."""
+def changes(
+    at: Evaluated, guess: Guess, slots: Int[Array, "flips samples ..."]
+) -> Float[Array, "flips samples ..."]:
+    """f(y) − f(x); 0 where q(y) is 0, and f with −log q in it infinite."""
     if at.fy is None:
         raise ValueError(
             "Bronco needs f at the flips: pass fy, f at the points that `further_points` chose, or "
             "use `value_and_grad` or `expectation`."
         )
-    return at.fy - at.fx
+    return jnp.where(at_slots(guess.row.weights, slots) == 0, 0, at.fy - at.fx)
 
 
 def at_slots(

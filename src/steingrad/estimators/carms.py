@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..arrays import mean_of_others, mean_of_samples, others, take
+from ..arrays import as_index, mean_of_others, mean_of_samples, others, take
 from ..distributions import Categorical, Ordinal
 from .arms import debias
 from .base import Estimator, check_distribution, check_num_samples
@@ -35,7 +35,7 @@ class CARMS(Estimator):
     (2, 3)
     """
 
-    num_samples: int = eqx.field(static=True, default=3)
+    num_samples: int = eqx.field(static=True, converter=as_index, default=3)
     distributions: ClassVar = (Categorical, Ordinal)
 
     def __check_init__(self):

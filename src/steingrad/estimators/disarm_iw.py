@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..arrays import expand, mean_of_samples, take
+from ..arrays import as_index, expand, mean_of_samples, take
 from ..distributions import Categorical, Ordinal
 from ..distributions.base import Distribution
 from .base import Estimator, check_distribution, check_num_samples
@@ -35,7 +35,7 @@ class DisARMIW(Estimator):
     (2, 3)
     """
 
-    num_samples: int = eqx.field(static=True, default=2)
+    num_samples: int = eqx.field(static=True, converter=as_index, default=2)
     distributions: ClassVar = (Categorical, Ordinal)
 
     def __check_init__(self):

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..arrays import compute_dtype, mean_of_samples
+from ..arrays import as_index, check_whole, compute_dtype, mean_of_samples
 from ..distributions import Bernoulli, Categorical
 from .base import Estimator, check_distribution, check_num_samples
 from .rebar import conditional
@@ -41,21 +41,21 @@ class GumbelSoftmax(Estimator):
     (3,)
     """
 
-    num_samples: int = eqx.field(static=True, default=1)
+    num_samples: int = eqx.field(static=True, converter=as_index, default=1)
     temperature: int | float = eqx.field(static=True, default=0.5)
     straight_through: bool = eqx.field(static=True, default=False)
-    jacobian_draws: int = eqx.field(static=True, default=1)
+    jacobian_draws: int = eqx.field(static=True, converter=as_index, default=1)
     biased: ClassVar[bool] = True
     distributions: ClassVar = (Bernoulli, Categorical)
 
     def __check_init__(self):
         check_num_samples("GumbelSoftmax", self.num_samples, 1, "the points at which f is known")
         check_temperature("GumbelSoftmax", self.temperature)
-        if self.jacobian_draws < 1 or (self.jacobian_draws > 1 and not self.straight_through):
+        check_whole("GumbelSoftmax", "number of jacobian_draws", self.jacobian_draws, 1)
+        if self.jacobian_draws > 1 and not self.straight_through:
             raise ValueError(
                 "GumbelSoftmax draws the Jacobian anew, jacobian_draws times, given a true sample: "
-                "more than 1 needs straight_through=True, fewer make no sense, but was given "
-                f"{self.jacobian_draws} with straight_through={self.straight_through}."
+                f"more than 1 needs straight_through=True, but was given {self.jacobian_draws}."
             )
 
     @property

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..arrays import (
+    as_index,
+    check_whole,
     compute_dtype,
     event_axes,
     mean_of_others,
@@ -78,13 +80,13 @@ class Lariat(Estimator):
         context: dict[str, Float[Array, "..."]] | None
         surrogate: Any
 
-    num_samples: int = eqx.field(static=True, default=2)
+    num_samples: int = eqx.field(static=True, converter=as_index, default=2)
     values: bool = eqx.field(static=True, default=True)
     gradients: bool = eqx.field(static=True, default=True)
     weighted: bool = eqx.field(static=True, default=False)
     memory: bool | None = eqx.field(static=True, default=None)
-    context_size: int = eqx.field(static=True, default=0)
-    hidden: int = eqx.field(static=True, default=0)
+    context_size: int = eqx.field(static=True, converter=as_index, default=0)
+    hidden: int = eqx.field(static=True, converter=as_index, default=0)
     surrogate: Surrogate | None = None
     operator: Operator = Gibbs()
     decay: float = eqx.field(static=True, default=DECAY)
@@ -92,6 +94,8 @@ class Lariat(Estimator):
 
     def __check_init__(self):
         check_num_samples("Lariat", self.num_samples, 2, "each term being made of other samples")
+        check_whole("Lariat", "context_size", self.context_size, 0)
+        check_whole("Lariat", "number of hidden units", self.hidden, 0)
         if self.num_terms == 0:
             raise ValueError(
                 "Lariat has no terms left: turn on one of values, gradients, memory, context_size "
@@ -103,11 +107,6 @@ class Lariat(Estimator):
             raise ValueError(
                 "Lariat needs a decay between 0 and 1 and a positive ridge, but was given "
                 f"{self.decay} and {self.ridge}."
-            )
-        if self.context_size < 0 or self.hidden < 0:
-            raise ValueError(
-                "Lariat needs context_size and hidden of 0 or more, but was given "
-                f"{self.context_size} and {self.hidden}."
             )
 
     def handles(self, dist):

@@ -5,7 +5,7 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 
-from ..arrays import mean_of_samples
+from ..arrays import as_index, mean_of_samples
 from ..distributions import Bernoulli, Categorical, Ordinal
 from .base import Estimator, check_num_samples
 from .straight_through import by_value, probabilities, through
@@ -33,7 +33,7 @@ class ReinMax(Estimator):
     (3,)
     """
 
-    num_samples: int = eqx.field(static=True, default=1)
+    num_samples: int = eqx.field(static=True, converter=as_index, default=1)
     temperature: int | float = eqx.field(static=True, default=1.0)
     biased: ClassVar[bool] = True
     distributions: ClassVar = (Bernoulli, Categorical, Ordinal)

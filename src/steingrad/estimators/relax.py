@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import as_index
+from ..arrays import as_index, check_whole
 from ..distributions import Bernoulli, Categorical
 from .base import Estimator, check_num_samples
 from .rebar import at_relaxed_points, initial_log_temperature, relaxed_estimate, slow_adam
@@ -49,11 +49,8 @@ class Relax(Estimator):
 
     def __check_init__(self):
         check_num_samples("Relax", self.num_samples, 1, "the points at which f is evaluated")
-        if self.context_size < 0 or self.hidden < 1:
-            raise ValueError(
-                "Relax needs context_size of 0 or more and 1 or more hidden units, but was given "
-                f"{self.context_size} and {self.hidden}."
-            )
+        check_whole("Relax", "context_size", self.context_size, 0)
+        check_whole("Relax", "number of hidden units", self.hidden, 1)
 
     @property
     def needs_gradient(self):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import compute_dtype, mean_of_samples
+from ..arrays import as_index, compute_dtype, mean_of_samples
 from ..distributions import Bernoulli, Categorical, Ordinal
 from ..distributions.base import Distribution
 from .base import Estimator, check_num_samples
@@ -34,7 +34,7 @@ class StraightThrough(Estimator):
     StraightThrough() (biased)
     """
 
-    num_samples: int = eqx.field(static=True, default=1)
+    num_samples: int = eqx.field(static=True, converter=as_index, default=1)
     biased: ClassVar[bool] = True
     distributions: ClassVar = (Bernoulli, Categorical, Ordinal)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..arrays import as_index, compute_dtype, mean_of_samples
+from ..arrays import as_index, check_whole, compute_dtype, mean_of_samples
 from .base import Surrogate, Values
 from .piecewise import PRECISION, piecewise_linear
 
@@ -23,11 +23,7 @@ class NetworkSurrogate(Surrogate):
 
     def __check_init__(self):
         name = type(self).__name__
-        if not isinstance(self.hidden, int) or self.hidden < 1:
-            raise ValueError(
-                f"{name} needs a whole number of hidden units, 1 or more, but was given "
-                f"{self.hidden!r}."
-            )
+        check_whole(name, "number of hidden units", self.hidden, 1)
         if self.layers not in (1, 2):
             raise ValueError(f"{name} has 1 or 2 hidden layers, but was given {self.layers}.")
 

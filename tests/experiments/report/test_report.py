@@ -338,6 +338,11 @@ class TestFiles:
                     {"ms_per_step": "fast"},
                     {"environment": []},
                     {"data_files": {"a": 1}},
+                    {"ms_per_step": float("inf")},
+                    {"metrics": [{**line, "objective": 10**400}]},
+                    {"published": {"digits": "yes"}},
+                    {"environment": {"versions": 3}},
+                    {"config": {**record["config"], "steps": 60.5}},
                 )
             ),
         ]

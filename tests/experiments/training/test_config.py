@@ -6,7 +6,15 @@ import json
 import pytest
 
 from steingrad.experiments import Config, ConfigError, Schedule
-from steingrad.experiments.training.config import FIELDS, belongs, from_json, to_json, value_of
+from steingrad.experiments.training.config import (
+    DEFAULTS,
+    FIELDS,
+    belongs,
+    check_types,
+    from_json,
+    to_json,
+    value_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -18,6 +26,7 @@ from steingrad.experiments.training.config import FIELDS, belongs, from_json, to
         ({"surrogate_layers": 3}, "1 or 2 hidden layers"),
         ({"seeds": (1, 1)}, "^seeds must be one or more different"),
         ({"seeds": (2**31,)}, "^seeds must be between"),
+        ({"steps": 2**31}, r"^steps must be below 2\^31"),
         ({"coordinates": 300}, "^coordinates 300 is more than the bits"),
         ({"dataset": "cifar"}, "^dataset must be one of digits, mnist, .* not 'cifar'"),
         ({"estimator": "rodoe"}, "^estimator must be one of .*rodeo"),
@@ -31,6 +40,27 @@ def test_refused_values(settings, says):
     with pytest.raises(ConfigError, match=says) as refused:
         Config(**settings)
     assert "--" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"seeds": (1.5,)}, r"seeds must be a list of whole numbers, not \(1.5,\)"),
+        ({"seeds": 1}, "seeds must be a list of whole numbers, not 1"),
+        ({"steps": 60.5}, "steps must be a whole number, not 60.5"),
+        ({"steps": True}, "steps must be a whole number, not True"),
+        ({"steps": None}, "steps must be a whole number, not None"),
+        ({"learning_rate": "fast"}, "learning_rate must be a number, not 'fast'"),
+        ({"dataset": ("digits",)}, "dataset must be a word, not"),
+        ({"loo": 1}, "loo must be true or false, not 1"),
+    ],
+    ids=str,
+)
+def test_types(settings, says):
+    """Of what a file says: where types are checked on the way in, a `Config` is never built."""
+    check_types({**DEFAULTS, "learning_rate": 1, "damping": 0, "loo": False})
+    with pytest.raises(ConfigError, match=says):
+        check_types({**DEFAULTS, **settings})
 
 
 @pytest.mark.parametrize(

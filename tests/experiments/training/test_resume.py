@@ -69,7 +69,7 @@ def warned(*says):
         assert re.search(expected, str(one.message))
 
 
-@pytest.mark.parametrize("damage", ["flip", *slow("truncate", "header", "empty")])
+@pytest.mark.parametrize("damage", ["flip", "infinite", *slow("truncate", "header", "empty")])
 def test_damaged_checkpoint_falls_back(trained, tmp_path, damage):
     run = copy_of(trained, tmp_path / "run")
     newest = run.checkpoints()[0]
@@ -78,6 +78,8 @@ def test_damaged_checkpoint_falls_back(trained, tmp_path, damage):
         content = content[: len(content) // 2]
     elif damage == "flip":
         content[-10] ^= 1
+    elif damage == "infinite":
+        content = content.replace(b'"lines": ', b'"lines": Infinity, "": ', 1)
     elif damage == "header":
         content[:5] = b"?????"
     else:
@@ -173,6 +175,7 @@ ASIDE = "goes on from step 40. What was newer is kept as checkpoint-0000000060.u
             (CUT, LACKS, ASIDE, CUT),
         ),
         (lambda text: b"[1]\n" + text, ("line 1 .not an object.", "line 1")),
+        (lambda text: text + text, ("line 5 .there before.", "line 5")),
         *slow((lambda text: b"\xff\n" + text, ("line 1 .not JSON.", "line 1"))),
     ],
 )

@@ -121,13 +121,52 @@ def test_updates_keep_the_rest(tmp_path):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"config": {"steps": "many"}}, {"config": {"speed": 1}}, {"environment": 3}, {"status": None}],
+    [
+        {"config": {"steps": "many"}},
+        {"config": {"steps": 60.5}},
+        {"config": {"seeds": [1.5]}},
+        {"config": {"speed": 1}},
+        {"environment": 3},
+        {"environment": {"versions": 3}},
+        {"environment": {"cores": "two"}},
+        {"status": None},
+        {"status": "lost"},
+        {"data_files": {"digits": 5}},
+        {"published": ["digits"]},
+        {"earlier": 5},
+        {"run": [1]},
+    ],
+    ids=str,
 )
 def test_damaged_fields(tmp_path, fields):
     run = Run.create(tmp_path / "run", SMALL, {}, {})
     rewrite(run.path, **fields)
     with pytest.raises(RunError, match=r"config\.json"):
         Run(run.path)
+
+
+def test_metrics_that_cannot_be(tmp_path):
+    """Left out, and said."""
+    run = Run.create(tmp_path / "run", SMALL, {}, {})
+    good = {"step": 20, "seed": 1, "objective": 0.5}
+    run.append(good)
+    bad = [
+        {"step": 10**400},
+        {"seed": 7},
+        {"final": "no"},
+        {"final": False},
+        {"objective": 10**400},
+        {"objective": "high"},
+        {"objective": True},
+    ]
+    path = run.path / "metrics.jsonl"
+    with path.open("a") as file:
+        for fields in bad:
+            file.write(json.dumps({**good, **fields, "run": run.identity}) + "\n")
+        file.write(json.dumps({**good, "objective": math.inf, "run": run.identity}) + "\n")
+    path.write_bytes(path.read_bytes() + path.read_bytes().splitlines(True)[0])
+    with pytest.warns(UserWarning, match=r"line 2 .step is 10+.*and 6 more left out"):
+        assert list(run.metrics()) == [good]
 
 
 def test_every_file_has_the_run_s_identity(tmp_path):

@@ -250,10 +250,10 @@ def _from_json(fields: dict[str, Any]) -> StoredRun:
         check_metrics(line)
     fields.update(config=from_json(fields["config"]), metrics=tuple(fields["metrics"]))
     run = StoredRun(**fields)
-    words = (run.name, *run.data_files.values())
     times = (run.ms_per_step, *(line.get("seconds") for line in run.metrics))
-    if not all(isinstance(word, str) for word in words) or not isinstance(run.published, dict):
-        raise ValueError("it is damaged: its name or its data files are no words.")
-    if not all(time is None or (isinstance(time, (int, float)) and time >= 0) for time in times):
+    if not isinstance(run.name, str):
+        raise ValueError(f"it is damaged: its name is {run.name!r:.60}.")
+    numbers = [time for time in times if time is not None]
+    if not all(isinstance(time, (int, float)) and 0 <= time < math.inf for time in numbers):
         raise ValueError("it is damaged: it has times that are no numbers.")
     return run

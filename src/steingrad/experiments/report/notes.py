@@ -70,7 +70,7 @@ def data_notes(
             for name, published in run.published.items():
                 if not published:
                     columns.add((config.dataset, config.likelihood, len(config.layer_sizes)))
-                    notes[name, run.data_files[name]] = published
+                    notes[name, run.data_files.get(name, "unknown")] = published
     return columns, [
         f"† {name} (SHA-256 {sha256[:12]}…) "
         + (

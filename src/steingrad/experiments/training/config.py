@@ -2,7 +2,8 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_origin
 
 import jax
 
@@ -11,8 +12,8 @@ from ...estimators import Estimator
 from ...models import VAE, BernoulliLikelihood, GaussianLikelihood, mlp_vae, resnet_vae
 from ..estimators import DESCRIPTIONS, OPERATORS, SURROGATES
 
-SEEDS = 2**31
-"""Seeds are below this: JAX takes 32-bit integers."""
+NUMBERS = 2**31
+"""Seeds and steps are below this: JAX takes 32-bit integers."""
 
 
 class ConfigError(Exception):
@@ -273,6 +274,7 @@ class Config:
 
     def __post_init__(self):
         settings = vars(self)
+        check_types(settings)
         _check_values(settings)
         try:
             build_estimator(settings)
@@ -343,6 +345,34 @@ def default_of(name: str) -> Any:
     return value_of(name, settings)
 
 
+# How a field's type is called, by what stands in it.
+KINDS = {
+    "tuple": "a list of whole numbers",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a word",
+}
+
+
+def _is(kind: Any, value: Any) -> bool:
+    """Whether a value is of the type that a field was given; whole numbers are no truth values."""
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_is(get_args(kind)[0], item) for item in value)
+    if get_origin(kind) is UnionType:
+        return any(_is(one, value) for one in get_args(kind))
+    kinds = (int, float) if kind is float else kind
+    return isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
+
+
+def check_types(settings: Mapping[str, Any]) -> None:
+    """Raise for a setting that is not of its field's type, as a file or a script may have it."""
+    for name, field in FIELDS.items():
+        if not _is(field.type, settings[name]):
+            wanted = next(word for kind, word in KINDS.items() if kind in str(field.type))
+            raise ConfigError(f"{name} must be {wanted}, not {settings[name]!r}.")
+
+
 def _check_values(settings: Mapping[str, Any]) -> None:
     for name, field in FIELDS.items():
         choices, value = field.metadata["choices"], settings[name]
@@ -353,6 +383,8 @@ def _check_values(settings: Mapping[str, Any]) -> None:
     for name in ("samples", "steps", "batch_size", "adapt_every", "bound_samples"):
         if settings[name] < 1:
             raise ConfigError(f"{name} must be 1 or more, not {settings[name]}.")
+    if settings["steps"] >= NUMBERS:
+        raise ConfigError(f"steps must be below 2^31, not {settings['steps']}.")
     for name in ("learning_rate", "cv_learning_rate"):
         if not settings[name] > 0:
             raise ConfigError(f"{name} must be above 0, not {settings[name]}.")
@@ -367,7 +399,7 @@ def _check_values(settings: Mapping[str, Any]) -> None:
         )
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError(f"seeds must be one or more different numbers, not {seeds}.")
-    if not all(0 <= seed < SEEDS for seed in seeds):
+    if not all(0 <= seed < NUMBERS for seed in seeds):
         raise ConfigError(f"seeds must be between 0 and 2^31 - 1, not {seeds}.")
     coordinates = settings["coordinates"]
     if coordinates is not None and coordinates > min(sizes):

@@ -177,7 +177,7 @@ class Run:
         """The lines of `metrics.jsonl`; what is damaged or of another run is left out, and said."""
         path = self._metrics_path
         content = path.read_bytes() if path.exists() else b""
-        left_out = []
+        left_out, seen = [], set()
         for number, line in enumerate(content.split(b"\n"), 1):
             if not line:
                 continue
@@ -185,9 +185,14 @@ class Run:
                 found = parse_metrics(line)
                 if found.pop("run", None) != self.identity:
                     raise ValueError("of another run")
+                if found["seed"] not in self.config.seeds:
+                    raise ValueError(f"of seed {found['seed']}, which this run has not")
+                if line in seen:
+                    raise ValueError("there before")
             except ValueError as error:
                 left_out.append(f"line {number} ({error})")
                 continue
+            seen.add(line)
             yield found
         if left_out:
             more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
@@ -260,7 +265,9 @@ class Run:
         try:
             header = json.loads(header_line)
             form, step, checksum = header["format"], header["step"], header["sha256"]
-            owner, lines = header.get("run"), int(header.get("lines", 0))
+            owner, lines = header.get("run"), header.get("lines", 0)
+            if any(type(number) is not int or number < 0 for number in (form, step, lines)):
+                raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise RunError(
                 f"The checkpoint {path} is damaged: its header cannot be read."

@@ -2,11 +2,12 @@
 
 import json
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...data.sources import SOURCES
-from .config import DEFAULTS, belongs
+from .config import DEFAULTS, NUMBERS, belongs
 
 FORMAT = 2
 """Of `config.json`, of checkpoints and of lines of `results.jsonl`."""
@@ -16,17 +17,41 @@ class RunError(RuntimeError):
     """A run folder that cannot be used as asked."""
 
 
+def _each(values: Any, *kinds: type) -> bool:
+    return isinstance(values, dict) and all(type(value) in kinds for value in values.values())
+
+
+def _environment(values: Any) -> bool:
+    return (
+        isinstance(values, dict)
+        and type(values.get("cores")) in (int, type(None))
+        and _each(values.get("versions", {}), str)
+    )
+
+
+# What each field of a record is; those that a record may lack are None there.
+RECORD: dict[str, Callable[[Any], bool]] = {
+    "status": lambda status: status in ("running", "finished", "diverged"),
+    "data_files": lambda files: _each(files, str),
+    "published": lambda files: files is None or _each(files, bool, type(None)),
+    "environment": _environment,
+    "earlier": lambda places: isinstance(places, (list, type(None))),
+    "run": lambda identity: isinstance(identity, (str, type(None))),
+}
+
+
 def to_present(record: Any) -> dict[str, Any]:
     """A record (its `config`, `data_files`, `published`) in the present format."""
-    kinds = {"config": dict, "status": str, "data_files": dict, "environment": dict}
     if not isinstance(record, dict) or not isinstance(record.get("config"), dict):
         raise RunError("it was not written by `steingrad train`.")
     form = record.get("format")
     if form in (1, FORMAT):
-        for name, kind in kinds.items():
-            if not isinstance(record.get(name), kind):
+        for name, sound in RECORD.items():
+            if not sound(record.get(name)):
                 raise RunError(f"it is damaged: its {name} is {record.get(name)!r:.60}.")
-        return _from_1(record) if form == 1 else {"published": {}, **record}
+        return (
+            _from_1(record) if form == 1 else {**record, "published": record.get("published") or {}}
+        )
     raise RunError(
         f"it has format {form}, and this version of steingrad reads formats 1 to {FORMAT}: use the "
         "version that wrote it."
@@ -88,8 +113,13 @@ def check_metrics(line: Any) -> None:
     if not isinstance(line, dict):
         raise ValueError("not an object")
     for name in ("step", "seed"):
-        if type(line.get(name)) is not int or line[name] < 0:
+        if type(line.get(name)) is not int or not 0 <= line[name] < NUMBERS:
             raise ValueError(f"{name} is {line.get(name)!r:.40}")
+    if line.get("final", True) is not True:
+        raise ValueError(f"final is {line['final']!r:.40}")
     for name, value in line.items():
-        if name not in ("run", "final") and type(value) not in (int, float, type(None)):
+        if name in ("run", "final"):
+            continue
+        number = type(value) in (int, float, type(None))
+        if not number or (value is not None and abs(value) > sys.float_info.max):
             raise ValueError(f"{name} is {value!r:.40}")
