@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from marks import slow
 
 import steingrad as sg
 from steingrad.experiments import Config
@@ -16,7 +17,7 @@ def _room(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
 
 
-@pytest.mark.parametrize("estimator", [sg.Bronco(flips=2), sg.Lariat(), sg.Rodeo()])
+@pytest.mark.parametrize("estimator", [sg.Bronco(flips=2), *slow(sg.Lariat(), sg.Rodeo())])
 def test_growth_runs(estimator):
     call, memory = importlib.import_module("growth").contestant(4, estimator)
     _, grads = call()

@@ -275,7 +275,7 @@ class TestRelations:
 
 LEARNED = ["double_cv", "rebar", "relax", "modified_relax"]
 ADAPTED = [(bits, name) for name in LEARNED]
-ADAPTED += [(categories, name) for name in ("rebar", "modified_relax")]
+ADAPTED += slow(*((categories, name) for name in ("rebar", "modified_relax")))
 
 
 @pytest.mark.usefixtures("x64")
@@ -304,7 +304,9 @@ def test_cv_gradient_is_that_of_the_mean_square(dist, name):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", BITS)
+@pytest.mark.parametrize(
+    "name", ["relax", "double_cv", *slow(*(n for n in BITS if n not in ("relax", "double_cv")))]
+)
 def test_expectation_agrees_with_value_and_grad(name):
     estimator = BITS[name]
     logits, w, key = normal(0, (2, 4)), normal(1, 4), jax.random.key(3)
@@ -342,7 +344,7 @@ EXTREME = {
     "categories": np.array([[-40.0, 40.0, 0.0], [40.0, 40.0, -40.0]]),
 }
 EVERYTHING = [("bits", name) for name in BITS] + [("categories", name) for name in CATEGORIES]
-LONGEST = [("categories", name) for name in CATEGORIES if "relax" in name]
+LONGEST = [(kind, name) for kind, name in EVERYTHING if "relax" in name or name == "rebar"]
 
 
 @pytest.mark.parametrize(

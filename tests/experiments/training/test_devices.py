@@ -23,7 +23,11 @@ def command(*arguments, devices, **environment):
     flags = f"--xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
         [sys.executable, "-m", "steingrad_command", "train", *SETTINGS, *map(str, arguments)],
-        env={**os.environ, "XLA_FLAGS": flags, **environment},
+        env={
+            **os.environ,
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}",
+            **environment,
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -63,6 +67,7 @@ def test_two_devices(alone, tmp_path):
     assert_same(alone, path)
 
 
+@pytest.mark.slow
 def test_another_seed_is_not_the_same(alone, tmp_path):
     path = tmp_path / "run"
     finished(command("--estimator", "bronco", "--out", path, "--seed", "4", devices=1))
@@ -96,6 +101,7 @@ def test_eight_devices(settings, tmp_path):
         np.testing.assert_allclose(list(a.values()), list(b.values()), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_two_processes(alone, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -123,6 +129,7 @@ def test_more_devices_than_there_are():
         Devices.of(0, 100)
 
 
+@pytest.mark.slow
 def test_uneven_batch(tmp_path):
     uneven = ("--batch-size", "25", "--devices", "2", "--out", tmp_path / "run")
     process = command(*uneven, devices=2)
