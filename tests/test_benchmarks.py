@@ -6,9 +6,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from marks import slow
 
 import steingrad as sg
+from marks import slow
 from steingrad.experiments import Config
 
 
