@@ -133,9 +133,7 @@ def _table(
     for entry, own in numbers.items():
         samples = entry.config.samples
         rivals = [
-            other
-            for e, other in numbers.items()
-            if e.config.samples == samples and not e.biased
+            other for e, other in numbers.items() if e.config.samples == samples and not e.biased
         ]
         cells = []
         for place, (metric, number) in enumerate(zip(metrics, own, strict=True)):
