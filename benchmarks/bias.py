@@ -1,15 +1,16 @@
 """When does bias pay? Biased and unbiased estimators in long trainings, and by their samples.
 
-    python benchmarks/bias.py train digits samples           # some minutes on one core
+    python benchmarks/bias.py train small                    # digits, samples: 20 CPU-minutes
     python benchmarks/bias.py train mnist --workers 2        # 100,000 steps of five estimators
     python benchmarks/bias.py train mnist-samples --workers 2
-    python benchmarks/bias.py measure digits samples mnist   # times, and what the runs came to
+    python benchmarks/bias.py measure small mnist            # times, and what the runs came to
     python benchmarks/bias.py figure                         # docs/bias-*.png
 
 `train` makes the run folders of `steingrad train`, below `--out`; stopped, the same command goes on
 where it was. `measure` times a training step of every configuration, in turn, because runs that
-shared the machine with others say little about time, and writes `benchmarks/results/bias-*.json`;
-runs that are not finished count as far as they have come. `figure` draws what has been measured.
+shared the machine with others say little about time: the clock counts steps of one of them, RODEO
+or RLOO with K = 2. It writes `benchmarks/results/bias-*.json`; runs that are not finished count as
+far as they have come. `figure` draws what has been measured.
 """
 
 import argparse
@@ -49,12 +50,14 @@ def small(estimator: str, **settings: Any) -> Config:
 
 
 def by_samples(build: Any, steps: int) -> dict[str, Config]:
-    """Every estimator with 1 to 16 evaluations of f, where it takes so few."""
+    """Every estimator with 1 to 16 evaluations of f, where it takes so few or so many."""
     configs = {}
     for estimator in (*RIVALS, "rloo", "disarm"):
         least = 1 if DESCRIPTIONS[estimator].biased else 2
+        # RODEO's surrogate looks at every pair of samples, of which 16 have 120 times as many as 2.
+        most = 8 if estimator == "rodeo" else max(COUNTS)
         for count in COUNTS:
-            if count >= least:
+            if least <= count <= most:
                 config = build(estimator, samples=count, steps=steps)
                 configs[f"{estimator}-k{count}"] = config
     return configs
@@ -111,11 +114,18 @@ def measure(part: str, options: argparse.Namespace) -> None:
         raise SystemExit(f"There are no runs of {part} below {options.out}: train them first.")
     dataset = data.load("digits") if part in ("digits", "samples") else None
     configs = studies()[part]
-    calls = {name: contestant(configs[name], TIMED, dataset)[0] for name in found}
-    times = summarise(per_step(race(calls, rounds=options.rounds), TIMED), next(iter(calls)))
+    reference = reference_of(part)
+    names = dict.fromkeys([reference, *found])
+    calls = {name: contestant(configs[name], TIMED, dataset)[0] for name in names}
+    times = summarise(per_step(race(calls, rounds=options.rounds), TIMED), reference)
     for name, numbers in found.items():
-        numbers["ms"] = times[name]["ms"]
-    save(f"bias-{part}", {"runs": found})
+        numbers["time"] = times[name]["ratio"]
+    save(f"bias-{part}", {"clock": times[reference], "runs": found})
+
+
+def reference_of(part: str) -> str:
+    """The run whose steps the clock counts."""
+    return "rloo-k2" if part.endswith("samples") else "rodeo"
 
 
 def curve_of(run: Run) -> dict[str, Any]:
@@ -163,13 +173,13 @@ def draw_curves(runs: dict[str, dict[str, Any]]) -> Any:
     picture, panels = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
     for name, run in runs.items():
         steps = np.asarray(run["step"])
-        for panel, x in zip(panels, (steps, steps * run["ms"] / 1000), strict=True):
+        for panel, x in zip(panels, (steps, steps * run["time"]), strict=True):
             panel.plot(x, run["objective"], markevery=0.15, **look(name))
     last = min(len(run["objective"]) for run in runs.values())
-    late = [y for run in runs.values() for y in run["objective"][last // 10 :]]
+    late = [y for run in runs.values() for y in run["objective"][last // 50 :]]
     margin = 0.05 * (max(late) - min(late))
     panels[0].set(ylabel="ELBO of training batches", ylim=(min(late) - margin, max(late) + margin))
-    for panel, label in zip(panels, ("steps", "seconds"), strict=True):
+    for panel, label in zip(panels, ("steps", "time, in steps of RODEO"), strict=True):
         panel.set(xlabel=label, xscale="log")
         dress(panel)
     legend(picture, panels[0])
@@ -186,6 +196,7 @@ def draw_samples(runs: dict[str, dict[str, Any]]) -> Any:
             values = [rows[estimator, count][column] for count in counts]
             panel.plot(counts, values, **look(estimator))
     panels[0].set(ylabel="variance × time, ratio to RLOO with K = 2", yscale="log")
+    panels[0].set_yticks([0.2, 0.5, 1, 2, 5], map(str, [0.2, 0.5, 1, 2, 5]))
     panels[1].set(ylabel="ELBO after the same time")
     for panel in panels:
         panel.set(xlabel="evaluations of f for each image", xscale="log")
@@ -198,15 +209,15 @@ def draw_samples(runs: dict[str, dict[str, Any]]) -> Any:
 
 def table_of_samples(runs: dict[str, dict[str, Any]]) -> dict[tuple[str, int], dict[str, float]]:
     """By estimator and evaluations. The time is that of the fastest run as a whole."""
-    cost = lambda run: run["grad_variance"] * run["ms"]
+    cost = lambda run: run["grad_variance"] * run["time"]
     finished = {name: run for name, run in runs.items() if "grad_variance" in run}
-    budget = min(run["step"][-1] * run["ms"] for run in finished.values())
+    budget = min(run["step"][-1] * run["time"] for run in finished.values())
     rows = {}
     for name, run in finished.items():
         estimator, _, count = name.rpartition("-k")
-        elbo = np.interp(budget / run["ms"], run["step"], run["objective"])
+        elbo = np.interp(budget / run["time"], run["step"], run["objective"])
         rows[estimator, int(count)] = {
-            "ms": run["ms"],
+            "time": run["time"],
             "variance": run["grad_variance"],
             "variance_time": cost(run) / cost(finished["rloo-k2"]),
             "elbo": float(elbo),
@@ -246,7 +257,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=("train", "measure", "figure"))
-    parser.add_argument("parts", nargs="*", default=["digits", "samples"], choices=list(studies()))
+    parser.add_argument("parts", nargs="*", default="small", choices=[*studies(), "small"])
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15, help="of timing")
     parser.add_argument("--out", type=Path, default=Path("runs/bias"))
@@ -255,7 +266,9 @@ def main() -> None:
     if options.what == "figure":
         figure(options)
         return
-    for part in options.parts:
+    small_parts = ["digits", "samples"] if "small" in options.parts else []
+    asked = [options.parts] if isinstance(options.parts, str) else options.parts
+    for part in [*small_parts, *(part for part in asked if part != "small")]:
         {"train": train, "measure": measure}[options.what](part, options)
 
 

@@ -178,8 +178,10 @@ def main() -> None:
         "upsampling": upsampling,
     }
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=list(parts), choices=list(parts))
-    for part in parser.parse_args().parts:
+    # Not a list as the default: argparse would look for it among the choices.
+    parser.add_argument("parts", nargs="*", default="all", choices=[*parts, "all"])
+    asked = parser.parse_args().parts
+    for part in parts if "all" in asked else asked:
         parts[part]()
 
 

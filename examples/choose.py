@@ -1,4 +1,4 @@
-"""The measurements behind `docs/how-to-choose.md`: four problems, every estimator that fits, and
+"""The measurements behind `docs/how-to-choose.md`: five problems, every estimator that fits, and
 what each of them reaches when it maximises something.
 
     python examples/choose.py                    # all of it, some minutes on two cores
@@ -59,6 +59,13 @@ def categorical(coordinates: int = 6, values: int = 5) -> tuple:
     return f, sg.Categorical(logits)
 
 
+def few(values: int = 10) -> tuple:
+    """One coordinate of ten values, with a random f at each: few states, all different."""
+    f_values = jax.random.normal(jax.random.key(7), (values,)) + 10
+    f = lambda x: jnp.sum(x * f_values, axis=(-2, -1))
+    return f, sg.Categorical(jax.random.normal(jax.random.key(8), (1, values)))
+
+
 # Those that need no gradient; those that do not fit a problem are left out there.
 VALUES = {
     "REINFORCE, moving average": sg.Reinforce(2, "moving_average"),
@@ -89,6 +96,16 @@ PROBLEMS = {
     "hidden": (hidden, VALUES | {"RODEO": sg.Rodeo(2)}),
     "rough": (rough, VALUES | GRADIENTS),
     "categorical": (categorical, VALUES | GRADIENTS),
+    "few": (
+        few,
+        {
+            "RLOO, K = 4": sg.RLOO(4),
+            "CARMS, K = 4": sg.CARMS(4),
+            "unordered set, K = 4": sg.UnorderedSet(4),
+            "unordered set, K = 8": sg.UnorderedSet(8),
+            "local expectation": sg.LocalExpectation(1),
+        },
+    ),
 }
 # Two evaluations a step, each of them.
 ASCENTS = {
@@ -138,14 +155,23 @@ def maximise() -> None:
 def main() -> None:
     parts = [*PROBLEMS, "maximise"]
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=parts, choices=parts)
-    for part in parser.parse_args().parts:
+    parser.add_argument("parts", nargs="*", default="all", choices=[*parts, "all"])
+    asked = parser.parse_args().parts
+    for part in parts if "all" in asked else asked:
         if part == "maximise":
             maximise()
             continue
         problem, estimators = PROBLEMS[part]
-        how = {"key": jax.random.key(6), "draws": DRAWS, "adapt_steps": ADAPT_STEPS}
-        print(f"{part}: {problem.__doc__}\n{compare(*problem(), estimators, **how)}\n", flush=True)
+        f, dist = problem()
+        result = compare(
+            f,
+            dist,
+            estimators,
+            key=jax.random.key(6),
+            draws=DRAWS,
+            adapt_steps=ADAPT_STEPS,
+        )
+        print(f"{part}: {problem.__doc__}\n{result}\n", flush=True)
 
 
 if __name__ == "__main__":

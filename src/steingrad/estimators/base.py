@@ -234,14 +234,16 @@ class Estimator(eqx.Module):
         stands_in = self.relaxes and relaxation is not None
         f_relaxed = self.goes_by_gradient and not stands_in
         objective = bind(f, dist, f_key, relaxed=f_relaxed, has_aux=has_aux)
-        how = {"has_aux": has_aux, "has_gradient": has_gradient(f)}
-        how["weights"] = None if 0 in dist.batch_shape else self.weights(dist, x)
+        how: dict[str, Any] = {"has_aux": has_aux, "has_gradient": has_gradient(f)}
         if 0 in dist.batch_shape:
             fx, _, args_grad, aux = evaluate(objective, x, args, False, **how)
             fx = (fx, aux) if has_aux else fx
             grad, cv_grad = jax.tree.map(jnp.zeros_like, (dist.parameters, cv))
             return drawn_with(given, (fx, Gradients(grad, cv_grad, args_grad)))
-        fx, dfx, args_grad, aux = evaluate(objective, x, args, self.needs_gradient, **how)
+        weights = self.weights(dist, x)
+        fx, dfx, args_grad, aux = evaluate(
+            objective, x, args, self.needs_gradient, weights=weights, **how
+        )
         if relaxation is not None and stands_in:
             objective = bind(relaxation, dist, f_key, relaxed=True)
         elif has_aux:
