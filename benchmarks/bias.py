@@ -85,7 +85,7 @@ def seeds_of(part: str) -> tuple[int, ...]:
 
 def folders(part: str) -> dict[str, Config]:
     return {
-        f"{part}/{name}-seed{seed}": dataclasses.replace(config, seeds=(seed,))
+        f"{name}-seed{seed}": dataclasses.replace(config, seeds=(seed,))
         for seed in seeds_of(part)
         for name, config in studies()[part].items()
     }
@@ -94,9 +94,10 @@ def folders(part: str) -> dict[str, Config]:
 def train(part: str, options: argparse.Namespace) -> None:
     steps = next(iter(studies()[part].values())).steps
     schedule = Schedule(report_every=steps // POINTS, checkpoint_every=steps // 20)
-    planned = plan(folders(part), options.out)
+    out = options.out / part
     engine = Processes(options.workers)
-    broken = sweep(planned, options.out, engine, schedule=schedule, data_dir=options.data_dir)
+    planned = plan(folders(part), out)
+    broken = sweep(planned, out, engine, schedule=schedule, data_dir=options.data_dir)
     if broken:
         raise SystemExit(f"Some runs broke: {broken}")
 

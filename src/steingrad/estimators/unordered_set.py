@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..arrays import compute_dtype, expand, sum_of_samples
+from ..arrays import compute_dtype
 from ..distributions.base import Distribution
 from .base import Estimator, check_distribution, check_num_samples
 
@@ -72,10 +72,7 @@ class UnorderedSet(Estimator):
         log_weights, log_others = self._ratios(dist, at.x)
         fx = at.fx.astype(log_weights.dtype)
         baseline = jnp.sum(jnp.exp(log_others) * fx, axis=1)
-        coefficients = jnp.exp(log_weights) * (fx - baseline)
-        return jax.tree.map(
-            lambda s: sum_of_samples(expand(coefficients, s.ndim) * s), dist.score(at.x)
-        )
+        return dist.weighted_score(jnp.exp(log_weights) * (fx - baseline), at.x)
 
     def _ratios(self, dist, x):
         r"""$\log w_s$, of shape `[K, *batch]`, and the logarithms of the factors of $f(s')$ in
