@@ -31,9 +31,9 @@ def fake_dataset() -> Dataset:
     return Dataset("mnist", (28, 28), images, images[:100], images[:100], {})
 
 
-def contestant(config: Config, steps: int = STEPS):
+def contestant(config: Config, steps: int = STEPS, dataset: Dataset | None = None):
     """A call that makes `steps` training steps, and the seconds its compilation took."""
-    task = Task.of(config, fake_dataset())
+    task = Task.of(config, dataset or fake_dataset())
     trainer = task.trainer._replace(max_steps=steps)
     images = jnp.asarray(task.dataset.train)
     number = lambda n: jnp.asarray(n, jnp.int32)
@@ -178,8 +178,10 @@ def main() -> None:
         "upsampling": upsampling,
     }
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=list(parts), choices=list(parts))
-    for part in parser.parse_args().parts:
+    # Not a list as the default: argparse would look for it among the choices.
+    parser.add_argument("parts", nargs="*", default="all", choices=[*parts, "all"])
+    asked = parser.parse_args().parts
+    for part in parts if "all" in asked else asked:
         parts[part]()
 
 

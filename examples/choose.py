@@ -1,17 +1,30 @@
-"""The measurements behind `docs/how-to-choose.md`: three problems, every estimator that fits.
+"""The measurements behind `docs/how-to-choose.md`: five problems, every estimator that fits, and
+what each of them reaches when it maximises something.
 
-python examples/choose.py
+    python examples/choose.py                    # all of it, some minutes on two cores
+    python examples/choose.py smooth maximise    # parts of it
 """
 
+import argparse
+import math
+from collections.abc import Callable
+from functools import partial
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 
 import steingrad as sg
-from steingrad.diagnostics import Comparison, compare
+from steingrad.diagnostics import compare
+
+DRAWS, ADAPT_STEPS = 10_000, 10_000
+ASCENT_STEPS, ASCENT_RATE, ASCENT_SEEDS = 1_000, 0.02, 32
 
 
 def smooth(bits: int = 50) -> tuple:
-    """Smooth: a small network of 50 bits, close to linear in each of them."""
+    """A small network of 50 bits, close to linear in each of them."""
     first, second = jax.random.split(jax.random.key(0))
     weights = jax.random.normal(first, (bits, 30)) / bits**0.5
     out = jax.random.normal(second, (30,))
@@ -19,8 +32,14 @@ def smooth(bits: int = 50) -> tuple:
     return f, sg.Bernoulli(jax.random.normal(jax.random.key(1), (bits,)))
 
 
+def hidden(bits: int = 50) -> tuple:
+    """The same, without its gradient: JAX is told that it is 0."""
+    f, dist = smooth(bits)
+    return lambda x: jax.lax.stop_gradient(f(x)), dist
+
+
 def rough(bits: int = 12) -> tuple:
-    """Rough: an independent random value at each of 2^12 states; the gradient of f says nothing."""
+    """An independent random value at each of 2^12 states: nothing to learn from a neighbour."""
     table = jax.random.normal(jax.random.key(2), (2**bits,)) + 10
     place = 2 ** jnp.arange(bits)
     f = lambda x: table[jnp.sum(x.astype(jnp.int32) * place, axis=-1)]
@@ -28,7 +47,7 @@ def rough(bits: int = 12) -> tuple:
 
 
 def categorical(coordinates: int = 6, values: int = 5) -> tuple:
-    """Categorical: six coordinates of five values, a quadratic with interactions between them."""
+    """Six coordinates of five values, a quadratic with interactions between them."""
     size = coordinates * values
     mixed = jax.random.normal(jax.random.key(4), (size, size)) / size**0.5
 
@@ -40,45 +59,119 @@ def categorical(coordinates: int = 6, values: int = 5) -> tuple:
     return f, sg.Categorical(logits)
 
 
-def estimators() -> dict:
-    """Those that do not fit a problem are left out there."""
-    return {
-        "REINFORCE": sg.Reinforce(2),
-        "RLOO": sg.RLOO(2),
-        "DisARM": sg.DisARM(2),
-        "Double CV": sg.DoubleCV(2),
-        "RODEO": sg.Rodeo(2),
-        "RODEO, own scan": sg.Rodeo(2, sg.Gibbs(scan="own")),
-        "RODEO, linear": sg.Rodeo(2, surrogate=sg.LinearSurrogate()),
-        "Lariat": sg.Lariat(2),
-        "Lariat, memory": sg.Lariat(2, memory=True),
-        "Lariat, no ∇f": sg.Lariat(2, gradients=False),
-        "Bronco": sg.Bronco(1, flips=1),
-        "Bronco, no ∇f": sg.Bronco(1, flips=1, use_gradient=False),
-        "Bronco, 2 flips": sg.Bronco(1, flips=2),
-        "RLOO, K=4": sg.RLOO(4),
-        "ARMS, K=4": sg.ARMS(4),
-        "RODEO, K=4": sg.Rodeo(4),
-        "Lariat, K=4": sg.Lariat(4),
-        "Bronco, 2 × 2": sg.Bronco(2, flips=1),
-        "REBAR": sg.Rebar(1),
-        "RELAX": sg.Relax(1),
-        "RODEO, exact": sg.Rodeo(2, surrogate=sg.ExactSurrogate()),
-        "local expectation": sg.LocalExpectation(1),
-    }
+def few(values: int = 10) -> tuple:
+    """One coordinate of ten values, with a random f at each: few states, all different."""
+    f_values = jax.random.normal(jax.random.key(7), (values,)) + 10
+    f = lambda x: jnp.sum(x * f_values, axis=(-2, -1))
+    return f, sg.Categorical(jax.random.normal(jax.random.key(8), (1, values)))
+
+
+# Those that need no gradient; those that do not fit a problem are left out there.
+VALUES = {
+    "REINFORCE, moving average": sg.Reinforce(2, "moving_average"),
+    "RLOO": sg.RLOO(2),
+    "DisARM": sg.DisARM(2),
+    "DisARM-IW": sg.DisARMIW(2),
+    "Lariat, no ∇f": sg.Lariat(2, gradients=False),
+    "Bronco, no ∇f": sg.Bronco(1, flips=1, use_gradient=False),
+    "RLOO, K = 4": sg.RLOO(4),
+    "ARMS, K = 4": sg.ARMS(4),
+    "CARMS, K = 4": sg.CARMS(4),
+    "local expectation": sg.LocalExpectation(1),
+}
+GRADIENTS = {
+    "Double CV": sg.DoubleCV(2),
+    "RODEO": sg.Rodeo(2),
+    "Lariat": sg.Lariat(2),
+    "Lariat, memory": sg.Lariat(2, memory=True),
+    "Bronco": sg.Bronco(1, flips=1),
+    "RODEO, K = 4": sg.Rodeo(4),
+    "Bronco, 3 flips": sg.Bronco(1, flips=3),
+    "REBAR": sg.Rebar(1),
+    "straight-through": sg.StraightThrough(2),
+    "ReinMax": sg.ReinMax(2),
+}
+PROBLEMS = {
+    "smooth": (smooth, VALUES | GRADIENTS),
+    "hidden": (hidden, VALUES | {"RODEO": sg.Rodeo(2)}),
+    "rough": (rough, VALUES | GRADIENTS),
+    "categorical": (categorical, VALUES | GRADIENTS),
+    "few": (
+        few,
+        {
+            "RLOO, K = 4": sg.RLOO(4),
+            "CARMS, K = 4": sg.CARMS(4),
+            "unordered set, K = 4": sg.UnorderedSet(4),
+            "unordered set, K = 8": sg.UnorderedSet(8),
+            "local expectation": sg.LocalExpectation(1),
+        },
+    ),
+}
+# Two evaluations a step, each of them.
+ASCENTS = {
+    "with ∇f": (smooth, ("RLOO", "DisARM", "Double CV", "RODEO", "Lariat", "Lariat, memory",
+                         "Bronco", "straight-through", "ReinMax")),
+    "without ∇f": (hidden, ("REINFORCE, moving average", "RLOO", "DisARM", "RODEO",
+                            "Lariat, no ∇f", "Bronco, no ∇f")),
+}  # fmt: skip
+
+
+def ascend(f: Callable, dist: sg.Bernoulli, estimator: sg.Estimator, key: jax.Array) -> jax.Array:
+    """The mean of f after so many steps of Adam, its control variates learning on the way."""
+    init_key, steps_key, end_key = jax.random.split(key, 3)
+    cv = estimator.init(init_key, dist)
+    optimizer, cv_optimizer = optax.adam(ASCENT_RATE), sg.cv_optimizer(estimator)
+
+    def step(carry, key):
+        logits, state, cv, cv_state = carry
+        _, grads = estimator.value_and_grad(f, dist.with_parameters(logits), cv, key=key)
+        updates, state = optimizer.update(-grads.parameters, state)
+        cv_updates, cv_state = cv_optimizer.update(grads.cv, cv_state, cv)
+        logits, cv = optax.apply_updates(logits, updates), eqx.apply_updates(cv, cv_updates)
+        return (logits, state, cv, cv_state), None
+
+    start = jnp.zeros_like(dist.logits)
+    carry = (start, optimizer.init(start), cv, cv_optimizer.init(cv))
+    (logits, *_), _ = jax.lax.scan(step, carry, jax.random.split(steps_key, ASCENT_STEPS))
+    return jnp.mean(f(dist.with_parameters(logits).sample(end_key, (1_000,))))
+
+
+def maximise() -> None:
+    print(f"Mean f after {ASCENT_STEPS} steps of Adam at {ASCENT_RATE}, two evaluations each, from")
+    print(f"logits of 0; {ASCENT_SEEDS} seeds, ± standard error")
+    for name, (problem, names) in ASCENTS.items():
+        f, dist = problem()
+        start = jnp.mean(
+            f(sg.Bernoulli(jnp.zeros_like(dist.logits)).sample(jax.random.key(9), (1_000,)))
+        )
+        print(f"{name} (at the start {start:.2f})")
+        for row in names:
+            run = jax.jit(jax.vmap(partial(ascend, f, dist, (VALUES | GRADIENTS)[row])))
+            ends = np.asarray(run(jax.random.split(jax.random.key(8), ASCENT_SEEDS)))
+            error = np.std(ends, ddof=1) / math.sqrt(len(ends))
+            print(f"  {row:<28}{np.mean(ends):7.2f} ± {error:.2f}", flush=True)
 
 
 def main() -> None:
-    problems: dict[str, tuple] = {
-        "smooth": smooth(),
-        "rough": rough(),
-        "categorical": categorical(),
-    }
-    for name, (f, dist) in problems.items():
-        result: Comparison = compare(
-            f, dist, estimators(), key=jax.random.key(6), draws=20_000, adapt_steps=10_000
+    parts = [*PROBLEMS, "maximise"]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", default="all", choices=[*parts, "all"])
+    asked = parser.parse_args().parts
+    for part in parts if "all" in asked else asked:
+        if part == "maximise":
+            maximise()
+            continue
+        problem, estimators = PROBLEMS[part]
+        f, dist = problem()
+        result = compare(
+            f,
+            dist,
+            estimators,
+            key=jax.random.key(6),
+            draws=DRAWS,
+            adapt_steps=ADAPT_STEPS,
         )
-        print(f"{name}\n{result}\n", flush=True)
+        print(f"{part}: {problem.__doc__}\n{result}\n", flush=True)
 
 
 if __name__ == "__main__":

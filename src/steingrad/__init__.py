@@ -33,6 +33,7 @@ from .estimators import ReinMax as ReinMax
 from .estimators import Relax as Relax
 from .estimators import Rodeo as Rodeo
 from .estimators import StraightThrough as StraightThrough
+from .estimators import UnorderedSet as UnorderedSet
 from .exact import exact_expectation as exact_expectation
 from .exact import exact_gradient as exact_gradient
 from .expectation import expectation as expectation

@@ -119,10 +119,12 @@ def expectation(
 def _expectation(differentiable, dist, estimator, key, others):
     parameters, _, (keyed, args) = differentiable
     sample_key, f_key, _ = jax.random.split(key, 3)
-    x = estimator.sample(sample_key, dist.with_parameters(parameters))
+    dist = dist.with_parameters(parameters)
+    x = estimator.sample(sample_key, dist)
     out = keyed(f_key, x, *args)
     *_, has_aux = others
-    return (mean(out[0]), out[1]) if has_aux else mean(out)
+    value = lambda fx: mean(estimator.weigh(dist, x, fx) if fx.size else fx)
+    return (value(out[0]), out[1]) if has_aux else value(out)
 
 
 @_expectation.def_fwd

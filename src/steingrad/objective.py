@@ -328,11 +328,13 @@ def evaluate(
     args: tuple,
     needs_gradient: bool,
     *,
+    weights: Float[Array, "samples ..."] | None = None,
     has_aux: bool = False,
     has_gradient: bool = True,
 ) -> tuple[Float[Array, "samples ..."], Float[Array, "samples ..."] | None, tuple, Any]:
     """f(x), ∇f(x) (if needed), the gradient of mean f with respect to `args`, in one pass, and what
-    else f returns."""
+    else f returns. The mean is over batch and samples, these with their weights if they have any.
+    """
     differentiated = lambda leaf: has_gradient and eqx.is_inexact_array(leaf)
     dynamic, static = eqx.partition(as_jax_arrays(args), differentiated)
 
@@ -346,9 +348,12 @@ def evaluate(
         # f acts on each state alone, so one backward pass gives each its own gradient.
         dfx, args_grad = pull_back(jnp.ones_like(fx))
         dfx = dfx.astype(compute_dtype(fx, dfx))
+        if weights is not None:
+            _, args_grad = pull_back((len(fx) * weights).astype(fx.dtype))
     else:
         fx, pull_back, aux = vjp(lambda dynamic: at(x, dynamic), dynamic)
-        dfx, (args_grad,) = None, pull_back(jnp.ones_like(fx))
+        counts = jnp.ones_like(fx) if weights is None else (len(fx) * weights).astype(fx.dtype)
+        dfx, (args_grad,) = None, pull_back(counts)
     args_grad = jax.tree.map(lambda g: g / max(fx.size, 1), args_grad)
     return (
         fx.astype(compute_dtype(fx, dfx) if dfx is not None else compute_dtype(fx)),

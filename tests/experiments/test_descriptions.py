@@ -22,6 +22,7 @@ def test_description_is_true(config):
     for size, estimator in zip(config.layer_sizes, config.build_estimators(5), strict=True):
         cv = estimator.init(jax.random.key(0), Bernoulli(jnp.zeros(size)))
         assert description.learns(estimator) == (cv is not None)
+        assert description.biased == estimator.biased
         watched = [getattr(cv, name) for name in description.watch if cv is not None]
         assert all(value.shape == () for value in watched)
 

@@ -331,6 +331,10 @@ class TestErrors:
         with pytest.raises(TypeError, match="between the states inside JAX"):
             make()
 
+    def test_samples_with_weights(self):
+        with pytest.raises(TypeError, match="UnorderedSet weighs its samples"):
+            sgt.Estimator(sg.UnorderedSet(2))
+
     def test_second_derivatives(self):
         logits = bits(6)
         (grad,) = torch.autograd.grad(sgt.RLOO()(f, logits), logits, create_graph=True)

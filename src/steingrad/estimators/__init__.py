@@ -20,3 +20,4 @@ from .relax import Relax as Relax
 from .rloo import RLOO as RLOO
 from .rodeo import Rodeo as Rodeo
 from .straight_through import StraightThrough as StraightThrough
+from .unordered_set import UnorderedSet as UnorderedSet

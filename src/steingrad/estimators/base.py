@@ -36,8 +36,8 @@ class Estimator(eqx.Module):
 
     A subclass has `CV` (what it learns, if anything), the fields, whether it is `biased` and the
     `distributions` it works on, then `__check_init__`, the properties, `init` and `cv_optimizer`,
-    `sample`, `further_points`, `gradient` and `adapt`, in this order, leaving out what it inherits.
-    Only `gradient` has to be written.
+    `sample`, `weights`, `further_points`, `gradient` and `adapt`, in this order, leaving out what
+    it inherits. Only `gradient` has to be written.
     """
 
     num_samples: eqx.AbstractVar[int]
@@ -115,6 +115,20 @@ class Estimator(eqx.Module):
         """The points at which to evaluate f, of shape `[K, *batch, *event]`."""
         check_distribution(self, dist)
         return dist.sample(key, (self.num_samples,))
+
+    def weights(
+        self, dist: Distribution, x: Float[Array, "samples ..."]
+    ) -> Float[Array, "samples ..."] | None:
+        r"""The $w_k$, of shape `[K, *batch]`, with which $\sum_k w_k f(x_k)$ estimates $E[f]$;
+        `None`: $1/K$ each, the samples being distributed as $q$."""
+        return None
+
+    def weigh(
+        self, dist: Distribution, x: Float[Array, "samples ..."], fx: Float[Array, "samples ..."]
+    ) -> Float[Array, "samples ..."]:
+        r"""$K w_k f(x_k)$: what has the estimate of $E[f]$ as its mean."""
+        weights = self.weights(dist, x)
+        return fx if weights is None else len(fx) * weights.astype(fx.dtype) * fx
 
     def further_points(
         self, cv: Any, dist: Distribution, at: Evaluated
@@ -203,9 +217,9 @@ class Estimator(eqx.Module):
         relaxation: Callable[..., Float[Array, "..."]] | None = None,
         has_aux: bool = False,
     ) -> tuple[Any, Gradients]:
-        """f at the samples (and its aux), and the gradients of `value_and_grad` before the mean
-        over the batch: one of the distribution's for each of its elements, and `cv`'s for these.
-        (That of `args` is of the mean here too.)"""
+        """f at the samples, `weigh`ed (and its aux), and the gradients of `value_and_grad` before
+        the mean over the batch: one of the distribution's for each of its elements, and `cv`'s for
+        these. (That of `args` is of the mean here too.)"""
         check_distribution(self, dist)
         check_gradient(self, f)
         check_cv(self, cv, dist)
@@ -220,13 +234,16 @@ class Estimator(eqx.Module):
         stands_in = self.relaxes and relaxation is not None
         f_relaxed = self.goes_by_gradient and not stands_in
         objective = bind(f, dist, f_key, relaxed=f_relaxed, has_aux=has_aux)
-        how = {"has_aux": has_aux, "has_gradient": has_gradient(f)}
+        how: dict[str, Any] = {"has_aux": has_aux, "has_gradient": has_gradient(f)}
         if 0 in dist.batch_shape:
             fx, _, args_grad, aux = evaluate(objective, x, args, False, **how)
             fx = (fx, aux) if has_aux else fx
             grad, cv_grad = jax.tree.map(jnp.zeros_like, (dist.parameters, cv))
             return drawn_with(given, (fx, Gradients(grad, cv_grad, args_grad)))
-        fx, dfx, args_grad, aux = evaluate(objective, x, args, self.needs_gradient, **how)
+        weights = self.weights(dist, x)
+        fx, dfx, args_grad, aux = evaluate(
+            objective, x, args, self.needs_gradient, weights=weights, **how
+        )
         if relaxation is not None and stands_in:
             objective = bind(relaxation, dist, f_key, relaxed=True)
         elif has_aux:
@@ -241,6 +258,7 @@ class Estimator(eqx.Module):
             fy = jax.vmap(at_args)(y).astype(fx.dtype)
             at = eqx.tree_at(lambda at: at.fy, at, fy, is_leaf=lambda leaf: leaf is None)
         grad, cv_grad = self.adapt(cv, dist, at)
+        fx = self.weigh(dist, x, fx)
         fx = (fx, aux) if has_aux else fx
         return drawn_with(given, (fx, Gradients(grad, cv_grad, args_grad)))
 

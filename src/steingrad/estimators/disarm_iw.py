@@ -26,7 +26,7 @@ class DisARMIW(Estimator):
     two sticks. With two values this is `DisARM`. For `Categorical` and `Ordinal`.
 
     Reference: Dong, Mnih, Tucker, "Coupled Gradient Estimators for Discrete Latent Variables",
-    NeurIPS 2021, section 3.
+    NeurIPS 2021.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> f, q = lambda x: jnp.sum(x[..., 0], axis=-1), sg.Categorical(jnp.zeros((2, 3)))

@@ -50,7 +50,7 @@ class Description:
     pair_ms: float = 0.0
     """and what each pair of samples adds in each layer, in milliseconds on two cores."""
     biased: bool = False
-    """Whether its mean is not the gradient."""
+    """Whether its mean is not the gradient: reports keep it apart, and never call it the best."""
 
 
 def _plain(kind: type[Estimator]) -> Callable[[int, Mapping[str, Any], int], Estimator]:

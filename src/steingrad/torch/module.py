@@ -58,6 +58,11 @@ class Estimator(nn.Module):
                 "cannot look into a function of PyTorch. Rodeo, Lariat and Bronco use the gradient "
                 "of f at the samples; ModifiedRelax is a relative that does not need f there."
             )
+        if type(estimator).weights is not JaxEstimator.weights:
+            raise TypeError(
+                f"{type(estimator).__name__} weighs its samples, whose plain mean is what is "
+                "returned and differentiated here. Take it in JAX, or another one: RLOO, CARMS."
+            )
         self._programs = Programs.of(estimator, cv_learning_rate)
         # As the weights of any layer: fixed when it is built.
         self._init_seeds = draw_seeds().copy()

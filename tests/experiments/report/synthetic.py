@@ -18,6 +18,8 @@ RANKS = (
     "rloo",
     "relax",
     "modified_relax",
+    "straight_through",
+    "reinmax",
 )
 
 

@@ -107,7 +107,7 @@ class TestPage:
             curve.get_attribute("stroke-dasharray")
             for curve in chart(opened).find_elements(By.CSS_SELECTOR, ".panel > svg .curve")
         }
-        assert len(dashes) == len(entries("variance-curves", dataset="mnist", samples=2)) / 2 == 6
+        assert len(dashes) == len(entries("variance-curves", dataset="mnist", samples=2)) / 2 == 8
 
     def test_hover(self, opened):
         figure = chart(opened)

@@ -150,6 +150,61 @@ class TestTables:
         assert "ffffffffffff…) could not be compared with the published file" in table.after[0]
 
 
+class TestBiased:
+    """Estimators that are biased by design: under a heading of their own, and never the best."""
+
+    @pytest.fixture
+    def report(self, runs):
+        """ReinMax comes to a higher ELBO, with less variance and in less time, than all others."""
+        best = {"final": -90.0, "spread": 0.1, "variance": 1e-3, "ms": 1.0}
+        write_run(runs / "reinmax", short(MNIST["reinmax"]), **best)
+        return report_of(runs)
+
+    @pytest.mark.parametrize("name", ["train-elbo", "test-bound", "timing"])
+    def test_tables(self, report, name):
+        table = parts(report, name).parts[0]
+        assert [block.heading for block in table.blocks] == ["K = 2", "Biased, K = 2"]
+        unbiased, biased = ({label: row for label, row in b.rows} for b in table.blocks)
+        assert list(biased) == ["Straight-through", "ReinMax"]
+        assert not {"Straight-through", "ReinMax"} & set(unbiased)
+        assert biased["Straight-through"][0].text == "–"
+        assert biased["ReinMax"][0].text == {
+            "train-elbo": "−89.95 ± 0.05", "test-bound": "−87.95 ± 0.05", "timing": "0.50×"
+        }[name]  # fmt: skip
+        best = "DisARM" if name == "timing" else "RODEO"
+        assert [label for label, row in rows(table).items() if row[0].best] == [best]
+
+    def test_the_order_is_of_the_unbiased(self, report):
+        _, order = parts(report, "train-elbo").parts
+        assert rows(order)["MNIST, K = 2"][0].text == "RODEO > DisARM > Double CV"
+
+    def test_figures(self, report):
+        figure = parts(report, "variance-curves").parts[0]
+        labels = [curve.label for curve in figure.curves]
+        assert labels == ["DisARM", "Double CV", "RODEO", "ReinMax (biased)"]
+        assert [block.heading for block in figure.table.blocks] == ["", "Biased"]
+        cells = rows(figure.table)
+        assert not any(cell.best for cell in cells["ReinMax"])
+        assert any(cell.best for cell in cells["DisARM"])
+
+    def test_own_runs(self, tmp_path):
+        """The one unbiased run is alone, and alone it is not the best of anything."""
+        write_run(tmp_path / "rloo", Config(steps=500, estimator="rloo"), final=-20.0)
+        write_run(tmp_path / "through", Config(steps=500, estimator="straight_through"))
+        figure, _ = parts(report_of(tmp_path), "own-digits-bernoulli").parts
+        labels = [curve.label for curve in figure.curves]
+        assert labels == ["RLOO", "Straight-through (biased)"]
+        assert [block.heading for block in figure.table.blocks] == ["", "Biased"]
+        assert not any(cell.best for row in rows(figure.table).values() for cell in row)
+
+    def test_both_ways_of_writing(self, report):
+        assert "| *Biased, K = 2* |" in to_markdown(report)
+        assert ">Biased, K = 2</th>" in to_html(report)
+
+    def test_no_heading_without_a_run(self, runs):
+        assert "*Biased" not in to_markdown(report_of(runs))
+
+
 class TestCurves:
     def test_figure_and_its_table(self, runs):
         figure = parts(report_of(runs), "variance-curves").parts[0]
@@ -161,7 +216,7 @@ class TestCurves:
         # The first of 20 reports took 5 times as long as the others, which is not their time.
         assert rodeo.steps[:2] == [1_000, 2_000]
         assert rodeo.seconds[:2] == [3, 6]
-        assert "Not run: RLOO, Lariat, Bronco." in figure.before
+        assert "Not run: RLOO, Lariat, Bronco, Straight-through, ReinMax." in figure.before
         assert figure.table.columns[1:3] == (
             "Gradient variance at 20,000 steps",
             "Paper's at 200,000 steps",

@@ -15,7 +15,7 @@ class TestPlan:
     def test_shared_runs_are_counted_once(self):
         one = Selection(("train-elbo",)).runs()
         assert Selection(("train-elbo", "test-bound", "variance-curves")).runs() == one
-        assert len(one) == 6 * (6 + 6) * 5  # tasks, estimators with K = 2 and 3, seeds
+        assert len(one) == 6 * (8 + 8) * 5  # tasks, estimators with K = 2 and 3, seeds
 
     def test_filters(self):
         runs = Selection(

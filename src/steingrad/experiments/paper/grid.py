@@ -23,6 +23,11 @@ class Entry:
     config: Config
     """With the paper's number of steps and its five seeds."""
 
+    @property
+    def biased(self) -> bool:
+        """Whether its gradient is biased by design."""
+        return DESCRIPTIONS[self.config.estimator].biased
+
 
 @dataclasses.dataclass(frozen=True)
 class Published:
@@ -38,7 +43,7 @@ class Experiment:
 
     >>> experiment = experiments()["hierarchical"]
     >>> len(experiment.entries), experiment.metrics
-    (45, ('train_elbo', 'test_bound'))
+    (51, ('train_elbo', 'test_bound'))
     >>> experiment.entries[0].config.layer_sizes
     (200, 200)
     >>> experiment.published(experiment.entries[0], "train_elbo")

@@ -14,12 +14,12 @@ from .tables import column, experiment_tables, find_groups
 
 NUMBERS = (
     "Numbers are means ± standard errors over seeds. Below each, smaller, stands the paper's. Bold "
-    "is the best of ours in its column and block. ▲ and ▼ mark numbers that are higher or lower "
-    "than the paper's by more than twice the combined standard error."
+    "is the best of ours in its column and block, biased ones aside. ▲ and ▼ mark numbers that are "
+    "higher or lower than the paper's by more than twice the combined standard error."
 )
 OWN_NUMBERS = (
     "Numbers are means ± standard errors over seeds; one seed has no error. Bold is the best in "
-    "its column, among runs of the same number of steps."
+    "its column, among runs of the same number of steps, biased ones aside."
 )
 CURVES = (
     "Curves are means over seeds, of metrics recorded during training; the vertical axes leave out "

@@ -12,7 +12,7 @@ from .figures import Curve
 from .metrics import METRICS, is_best
 from .notes import budget, data_notes
 from .numbers import Estimate, plural, significant, task_name
-from .parts import NOTHING, Block, Cell, Figure, Table
+from .parts import NOTHING, Cell, Figure, Table, apart, in_legend
 
 # An estimator looks the same in every figure.
 STYLE = {estimator.label: estimator.style for estimator in DESCRIPTIONS.values()}
@@ -42,11 +42,12 @@ def _figure_name(experiment: Experiment, entry: Entry) -> str:
 def _figure(experiment: Experiment, name: str, found: Mapping[Entry, Group]) -> Figure | None:
     metrics = tuple(metric for metric in experiment.metrics if METRICS[metric].axis)
     several = len({entry.config.samples for entry in found}) > 1
-    labels = [entry.label + (f", K = {entry.config.samples}" if several else "") for entry in found]
-    known = all(label in STYLE for label in labels)
-    curves = {}
-    for number, (label, (entry, group)) in enumerate(zip(labels, found.items(), strict=True)):
-        curve = mean_curve(label, STYLE[label] if known else number, group, metrics)
+    known = not several and all(entry.label in STYLE for entry in found)
+    curves, labels = {}, {}
+    for number, (entry, group) in enumerate(found.items()):
+        labels[entry] = entry.label + (f", K = {entry.config.samples}" if several else "")
+        label = in_legend(labels[entry], entry.biased)
+        curve = mean_curve(label, STYLE[entry.label] if known else number, group, metrics)
         if curve is not None:
             curves[entry] = curve
     if not curves:
@@ -65,7 +66,7 @@ def _figure(experiment: Experiment, name: str, found: Mapping[Entry, Group]) -> 
         if entry not in curves and _figure_name(experiment, entry) == name
     ]
     before += [f"Not run: {', '.join(missing)}."] if missing else []
-    table = _table({entry: found[entry] for entry in curves}, curves, tuple(files))
+    table = _table({entry: found[entry] for entry in curves}, curves, labels, tuple(files))
     return Figure(name, ", ".join(parts), metrics, tuple(curves.values()), table, tuple(before))
 
 
@@ -104,7 +105,10 @@ def _shows(line: Mapping, metric: str) -> bool:
 
 
 def _table(
-    found: Mapping[Entry, Group], curves: Mapping[Entry, Curve], files: tuple[str, ...]
+    found: Mapping[Entry, Group],
+    curves: Mapping[Entry, Curve],
+    labels: Mapping[Entry, str],
+    files: tuple[str, ...],
 ) -> Table:
     """Where the curves come to: at the step of the published variance, or as far as all go."""
     paper = {entry: published_variances().get(entry.config) for entry in found}
@@ -128,21 +132,25 @@ def _table(
     rows = []
     for entry, own in numbers.items():
         samples = entry.config.samples
-        rivals = [other for e, other in numbers.items() if e.config.samples == samples]
-        cells = [
-            NOTHING
-            if number is None
-            else Cell(METRICS[metric].show(number), best=is_best(metric, number, others))
-            for metric, number, others in zip(metrics, own, zip(*rivals, strict=True), strict=True)
+        rivals = [
+            other for e, other in numbers.items() if e.config.samples == samples and not e.biased
         ]
+        cells = []
+        for place, (metric, number) in enumerate(zip(metrics, own, strict=True)):
+            if number is None:
+                cells.append(NOTHING)
+                continue
+            others = [rival[place] for rival in rivals]
+            best = not entry.biased and is_best(metric, number, others)
+            cells.append(Cell(METRICS[metric].show(number), best=best))
         if published_step:
             there = paper[entry]
             cells.insert(1, Cell(significant(Estimate(there[1], None))) if there else NOTHING)
-        rows.append((curves[entry].label, tuple(cells)))
+        rows.append((entry.biased, labels[entry], tuple(cells)))
     after = files
     if published_step:
         after = ("The paper's variances are read by eye off its curves.", *files)
-    return Table("", ("", *columns), (Block("", tuple(rows)),), after=after)
+    return Table("", ("", *columns), apart(rows), after=after)
 
 
 def _at(step: int, lines: Sequence[Mapping], metric: str) -> float:

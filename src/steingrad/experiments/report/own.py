@@ -12,7 +12,7 @@ from .curves import mean_curve
 from .metrics import METRICS, is_best
 from .notes import data_notes
 from .numbers import Estimate, dataset_name
-from .parts import Block, Cell, Figure, Section, Table
+from .parts import Block, Cell, Figure, Section, Table, apart, in_legend
 
 CURVES = ("grad_variance", "objective")
 COLUMNS = ("train_elbo", "test_bound", "grad_variance", "ms_per_step")
@@ -44,7 +44,8 @@ def _parts(name: str, groups: Sequence[Group]) -> tuple[Table | Figure, ...]:
     for number, group in enumerate(groups):
         known = len(estimators) == len(groups)  # then each looks as in every other figure
         style = DESCRIPTIONS[group.config.estimator].style if known else number
-        curve = mean_curve(labels[group.config], style, group, CURVES)
+        shown = in_legend(labels[group.config], _biased(group))
+        curve = mean_curve(shown, style, group, CURVES)
         curves += [] if curve is None else [curve]
     table = _numbers(groups, labels)
     first = Figure(name, "Curves", CURVES, tuple(curves), table) if curves else table
@@ -103,22 +104,31 @@ def _numbers(groups: Sequence[Group], labels: Mapping[Config, str]) -> Table:
     }
     rows = []
     for group in groups:
+        biased = _biased(group)
         cells = [Cell(f"{group.steps:,}"), Cell(str(len(group.seeds)))]
-        rivals = [numbers[other.config] for other in groups if other.steps == group.steps]
+        rivals = [
+            numbers[other.config]
+            for other in groups
+            if other.steps == group.steps and not _biased(other)
+        ]
         for metric, number in numbers[group.config].items():
             if number is None:
                 cells.append(Cell("–"))
                 continue
-            best = is_best(metric, number, [rival[metric] for rival in rivals])
+            best = not biased and is_best(metric, number, [rival[metric] for rival in rivals])
             cells.append(Cell(METRICS[metric].show(number), best=best))
-        rows.append((labels[group.config], tuple(cells)))
+        rows.append((biased, labels[group.config], tuple(cells)))
     runs = [run for group in groups for run in group.seeds.values()]
     samples = " or ".join(map(str, sorted({run.config.bound_samples for run in runs})))
     titles = {metric: METRICS[metric].title for metric in COLUMNS}
     titles["test_bound"] = f"Test bound, {samples} samples"
     columns = ("", "Steps", "Seeds", *titles.values())
     notes = tuple(data_notes([(group.config, group) for group in groups])[1])
-    return Table("", columns, (Block("", tuple(rows)),), after=notes)
+    return Table("", columns, apart(rows), after=notes)
+
+
+def _biased(group: Group) -> bool:
+    return DESCRIPTIONS[group.config.estimator].biased
 
 
 def _settings(

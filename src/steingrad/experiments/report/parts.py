@@ -1,6 +1,7 @@
 """What a report consists of, before it is written as HTML or Markdown."""
 
 import dataclasses
+from collections.abc import Iterable
 
 from .figures import Curve
 
@@ -20,6 +21,8 @@ class Cell:
 
 
 NOTHING = Cell("–")
+BIASED = "Biased"
+"""The heading of rows whose gradient is biased by design."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +31,21 @@ class Block:
 
     heading: str
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+
+
+def apart(rows: Iterable[tuple[bool, str, tuple[Cell, ...]]]) -> tuple[Block, ...]:
+    """Rows, each with whether it is biased: those that are under their heading, at the end."""
+    kinds: dict[bool, list] = {False: [], True: []}
+    for biased, label, cells in rows:
+        kinds[biased].append((label, cells))
+    return tuple(
+        Block(BIASED if biased else "", tuple(own)) for biased, own in kinds.items() if own
+    )
+
+
+def in_legend(label: str, biased: bool) -> str:
+    """A curve's name, which has no heading above it."""
+    return f"{label} ({BIASED.lower()})" if biased else label
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,9 +28,10 @@ STYLES = (
     Style("#00808f", "#4fd0de", (6, 2, 1.5, 2), "v"),
     Style("#7a4a21", "#d3a077", (10, 3), "o"),
     Style("#c2185b", "#ff77ae", (4, 1.5, 1, 1.5, 1, 1.5), "^"),
-    Style("#0072b2", "#56b4e9", (1.5, 1.5), "s"),
+    # Grey: the biased straight-through and ReinMax.
+    Style("#767676", "#a8a8a8", (1, 3), "s"),
     Style("#d55e00", "#ff8c42", (), "D"),
-    Style("#008862", "#35c79c", (10, 3), "X"),
+    Style("#000000", "#f2f2f2", (8, 1.5, 1, 1.5), "X"),
     Style("#a6518a", "#e08cc0", (6, 2), "o"),
 )
 LINE_WIDTH = 1.5

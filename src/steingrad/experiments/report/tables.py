@@ -18,7 +18,7 @@ from .numbers import (
     significant,
     task_name,
 )
-from .parts import NOTHING, Block, Cell, Table
+from .parts import BIASED, NOTHING, Block, Cell, Table
 
 
 def find_groups(experiment: Experiment, groups: Mapping[Config, Group]) -> dict[Entry, Group]:
@@ -61,18 +61,21 @@ def _table(
         for place, config in columns.items()
     ]
     blocks = []
-    for samples in dict.fromkeys(entry.config.samples for entry in numbers):
-        block = [entry for entry in shown if entry.config.samples == samples]
+    kinds = {(entry.config.samples, entry.biased): None for entry in numbers}
+    for samples, biased in sorted(kinds):
+        same = [entry for entry in shown if entry.config.samples == samples]
+        block = [entry for entry in same if entry.biased == biased]
         rows: dict[str, dict[tuple, Cell]] = {}
         for entry in block:
-            rivals = [e for e in block if column(e) == column(entry)]
+            rivals = [e for e in same if column(e) == column(entry)]
             cell = _cell(experiment, metric, entry, rivals, numbers, found)
             rows.setdefault(entry.label, {})[column(entry)] = cell
         lines = tuple(
             (label, tuple(cells.get(place, Cell("")) for place in columns))
             for label, cells in rows.items()
         )
-        blocks.append(Block(f"K = {samples}", lines))
+        heading = f"{BIASED}, K = {samples}" if biased else f"K = {samples}"
+        blocks.append(Block(heading, lines))
     before = [*budget([(_full_name(e, columns), found[e]) for e in numbers], metric)]
     if metric == "ms_per_step":
         before.append(_timing_sentence(experiment, [found[entry] for entry in numbers]))
@@ -116,7 +119,8 @@ def _cell(
     ours, group = numbers[entry], found[entry]
     seeds = ", ".join(map(str, group.seeds))
     title = f"{plural(group.steps, 'step')}; {'seeds' if len(group.seeds) > 1 else 'seed'} {seeds}"
-    best = is_best(metric, ours, [numbers.get(rival) for rival in rivals])
+    unbiased = [numbers.get(rival) for rival in rivals if not rival.biased]
+    best = not entry.biased and is_best(metric, ours, unbiased)
     if timing:
         milliseconds = f"{significant(ours)} ms"
         base = numbers.get(reference) if reference else None
@@ -166,7 +170,9 @@ def _timing_sentence(experiment: Experiment, groups: Sequence[Group]) -> str:
 def _ordering(
     experiment: Experiment, metric: str, numbers: Mapping[Entry, Estimate]
 ) -> list[Table]:
-    """From best to worst in each task, ours and the paper's, if two have a published number."""
+    """From best to worst of the unbiased, ours and the paper's, in each task where two have a
+    published number."""
+    numbers = {entry: number for entry, number in numbers.items() if not entry.biased}
     tasks: dict[tuple, list[Entry]] = {}
     for entry in numbers:
         tasks.setdefault((entry.config.samples, *column(entry)), []).append(entry)

@@ -80,7 +80,7 @@ class Selection:
 
         >>> runs = Selection(("timing",), samples=(3,), seeds=(1, 2)).runs()
         >>> list(runs)[:2], len(runs)
-        (['mnist-bernoulli-arms-k3-seed1', 'mnist-bernoulli-double_cv-k3-seed1'], 12)
+        (['mnist-bernoulli-arms-k3-seed1', 'mnist-bernoulli-double_cv-k3-seed1'], 16)
 
         With all seeds of a configuration `together`, they are one run, by vmap: the choice for an
         accelerator. On a CPU it is slower than one after the other: on two busy cores, a step of
