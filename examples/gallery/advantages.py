@@ -34,7 +34,7 @@ def policy(seed: int) -> sg.Autoregressive:
 
 
 def reward(q: sg.Autoregressive, x):
-    """A rare success, as with answers that are right or wrong: three tokens 1 or more."""
+    """1 or 0, as for an answer that is right or wrong: three tokens 1 or more."""
     return jnp.where(jnp.sum(x[..., 1] * q.mask(x), axis=-1) >= 3, 1.0, 0.0)
 
 
