@@ -148,7 +148,8 @@ def sweep_kills(place: Path, wanted: int, draw: random.Random) -> tuple[int, Cou
         assert not broken, broken
 
     begun = time.monotonic()
-    assert ended(start(lambda: carry_out(place / "sweep-whole"), place / "log"), 3600) == 0
+    code = ended(start(lambda: carry_out(place / "sweep-whole"), place / "log"), 3600)
+    assert code == 0, (code, (place / "log").read_text()[-2000:])
     seconds = time.monotonic() - begun
     killed, outcomes, number = 0, Counter(), 0
     while killed < wanted:
