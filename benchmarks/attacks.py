@@ -27,6 +27,7 @@ from typing import Any
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{tempfile.gettempdir()}/steingrad-attacks")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA's remarks on what it finds there
 
 import jax
 
@@ -148,7 +149,8 @@ def sweep_kills(place: Path, wanted: int, draw: random.Random) -> tuple[int, Cou
         assert not broken, broken
 
     begun = time.monotonic()
-    assert ended(start(lambda: carry_out(place / "sweep-whole"), place / "log"), 3600) == 0
+    code = ended(start(lambda: carry_out(place / "sweep-whole"), place / "log"), 3600)
+    assert code == 0, (code, (place / "log").read_text()[-2000:])
     seconds = time.monotonic() - begun
     killed, outcomes, number = 0, Counter(), 0
     while killed < wanted:

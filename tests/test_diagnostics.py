@@ -471,7 +471,8 @@ def test_import_does_not_need_matplotlib():
             {
                 "dist": sg.FromLogProb(
                     lambda p, x: p @ x, jnp.zeros(2), num_coordinates=2, sampler=lambda k, p: p
-                )
+                ),
+                "estimators": [sg.Reinforce(2)],
             },
             "normalized=True",
         ),
