@@ -112,6 +112,7 @@ def test_mean_and_variance_are_the_exact_ones(name, estimator):
     assert not row.biased
 
 
+@pytest.mark.slow
 def test_adaptation():
     dist = sg.Bernoulli(normal(1, 4))
     f = lambda x: 5.0 + jnp.sum((x - 0.3) ** 2, axis=-1) + x[..., 0] * x[..., 1]
@@ -498,6 +499,7 @@ def test_empty_batches_are_refused():
 
 
 @pytest.mark.parametrize("one", [False, True])
+@pytest.mark.slow
 def test_keys_of_the_old_kind(one):
     """The same numbers as those of the new kind; a random f, of one state too."""
     dist, old = sg.Bernoulli(normal(14, 2)), jax.random.PRNGKey(7)

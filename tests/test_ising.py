@@ -11,6 +11,7 @@ import ising  # pyright: ignore[reportMissingImports]
 
 
 @pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.slow
 def test_the_example_agrees_with_what_is_exact():
     rows = ising.main(["--sweeps", "40", "--chains", "400", "--side", "8", "--steps", "15"])
     by_name = {name: (estimate - exact) / error for name, estimate, error, exact in rows}

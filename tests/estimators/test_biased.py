@@ -128,6 +128,7 @@ class TestValues:
 @pytest.mark.usefixtures("x64")
 class TestExact:
     @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.slow
     def test_straight_through_where_f_is_affine_in_each_coordinate(self, kind):
         dist = kinds()[kind]
         assert bias(sg.StraightThrough(), dist, polynomial(dist, 1)) < 1e-12

@@ -338,6 +338,7 @@ def test_types_and_front_door(dtype, kind):
     assert finite((g, cv_grad))
 
 
+@pytest.mark.slow
 def test_vmap_is_a_loop():
     q = sg.Bernoulli(normal(0, (3, 5)).astype(jnp.float32))
     estimator = sg.Bronco()

@@ -193,6 +193,7 @@ def test_operators_that_certain_bits_break_say_so(operator):
 
 
 @pytest.mark.parametrize("estimator", [*CATEGORICAL, sg.Bronco(uniform=1.0)], ids=name)
+@pytest.mark.slow
 def test_values_of_probability_zero(estimator):
     """The estimates are those that finite, tiny probabilities give, and no NaN anywhere."""
     logits = jnp.array([[0.3, -jnp.inf, 0.1], [0.0, 1.0, -0.5]])

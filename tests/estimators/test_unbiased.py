@@ -156,6 +156,7 @@ def test_damping_is_caught():
     [sg.Gibbs(num_coordinates=1), sg.Gibbs("own", 1), sg.Barker("sparse", num_coordinates=1)],
     ids=["gibbs", "gibbs-own", "barker"],
 )
+@pytest.mark.slow
 def test_some_coordinates(name, operator, monkeypatch):
     """One of the coordinates, drawn for each sample: summed over all draws as well."""
     dist = normalised_distributions()[name]
@@ -182,6 +183,7 @@ def test_some_coordinates(name, operator, monkeypatch):
 @pytest.mark.parametrize(
     "name", ["bernoulli", "categorical3", "ordinal3", "autoregressive", "subset"]
 )
+@pytest.mark.slow
 def test_rao_blackwell(name):
     """P(f s) has no more variance than f s, in any coordinate."""
     dist = normalised_distributions()[name]
@@ -232,6 +234,7 @@ def range_of(dist):
 
 @pytest.mark.parametrize("name", QUICK)
 @pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.slow
 def test_fast_path_is_the_definition(name, operator):
     """The sparse row equals `operator.apply` on h and on each component of h·s."""
     dist = normalised_distributions()[name]

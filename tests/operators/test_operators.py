@@ -80,6 +80,7 @@ def test_damping_keeps_barker():
     ids=lambda operator: type(operator).__name__,
 )
 @pytest.mark.parametrize("name", ["bernoulli", "ising", "categorical2", "ordinal2"])
+@pytest.mark.slow
 def test_some_coordinates(name, operator, monkeypatch):
     """For each subset the mean is zero, and the average over subsets is the whole operator."""
     dist = distributions()[name]

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..arrays import compute_dtype
+from ..arrays import as_index, compute_dtype
 from ..distributions.base import Distribution
 from .base import Estimator, check_distribution, check_num_samples
 
@@ -40,7 +40,7 @@ class UnorderedSet(Estimator):
     True
     """
 
-    num_samples: int = eqx.field(static=True, default=4)
+    num_samples: int = eqx.field(static=True, converter=as_index, default=4)
 
     def __check_init__(self):
         check_num_samples(

@@ -142,7 +142,16 @@ class TestPage:
         button.click()
         assert button.get_attribute("aria-pressed") == "false"
         assert labels(figure) == [[label for label in own if label != "RLOO"] for own in before]
+        others = [
+            other
+            for other in figure.find_elements(By.CSS_SELECTOR, ".legend button")
+            if other.text not in ("RLOO", "RODEO")
+        ]
+        for other in others:
+            other.click()
         assert rodeo() != drawn  # the axis follows the curves that are left
+        for other in others:
+            other.click()
         button.send_keys(Keys.SPACE)
         assert button.get_attribute("aria-pressed") == "true"
         assert labels(figure) == before

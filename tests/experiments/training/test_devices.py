@@ -61,6 +61,7 @@ def alone(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_two_devices(alone, tmp_path):
     path = tmp_path / "run"
     finished(command("--estimator", "bronco", "--out", path, "--devices", "2", devices=2))

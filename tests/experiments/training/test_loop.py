@@ -129,6 +129,7 @@ def test_divergence(tmp_path):
 @pytest.mark.skipif(
     "STEINGRAD_DATA_DIR" not in os.environ, reason="needs MNIST: set STEINGRAD_DATA_DIR"
 )
+@pytest.mark.slow
 def test_real_mnist(tmp_path):
     """A few steps on the real thing: the ELBO rises, RODEO's variance is below RLOO's."""
     results = {}
