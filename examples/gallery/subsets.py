@@ -30,7 +30,7 @@ import matplotlib.pyplot as plt
 
 
 def diabetes():
-    features, target = load_diabetes(return_X_y=True)
+    features, target = map(np.asarray, load_diabetes(return_X_y=True))
     return features / features.std(0), (target - target.mean()) / target.std(), 0.7, None
 
 
