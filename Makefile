@@ -26,8 +26,9 @@ run: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest -n 2 --dist loadfile -m 'not slow'
 
+# Everything, compiled as it is for users.
 test-all: $(STAMP)
-	$(BIN)/pytest -n 2 --dist loadfile
+	XLA_FLAGS= $(BIN)/pytest -n 2 --dist loadfile
 
 $(TORCH_STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later was found: install one, or name it with make PYTHON=/path/to/python."; exit 1; }
