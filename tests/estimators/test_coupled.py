@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import steingrad as sg
+from marks import slow
 from problems import batched, normal, objective
 from significance import gradient_z_scores, passes, z_scores
 from steingrad.estimators import carms, sticks
@@ -58,7 +59,7 @@ def over_all_pairs(estimator, dist, chances):
 @pytest.mark.usefixtures("x64")
 class TestExact:
     @pytest.mark.parametrize("estimator", PAIRS, ids=repr)
-    @pytest.mark.parametrize(("values", "coordinates"), [(2, 2), (3, 2), (5, 1)])
+    @pytest.mark.parametrize(("values", "coordinates"), [(2, 2), (3, 2), *slow((5, 1))])
     def test_mean_over_all_pairs(self, estimator, values, coordinates):
         dist = problem(values, coordinates)
         pairs = joint(dist, 2)

@@ -83,7 +83,7 @@ class TestUnbiased:
     def test_arms(self, num_samples):
         assert passes(scores(sg.ARMS(num_samples), bits()))
 
-    @pytest.mark.parametrize(("dist", "num_samples"), [(bits, 2), (categories, 1)])
+    @pytest.mark.parametrize(("dist", "num_samples"), [(bits, 2), *slow((categories, 1))])
     def test_rebar(self, dist, num_samples):
         assert passes(scores(sg.Rebar(num_samples), dist()))
 
@@ -91,7 +91,7 @@ class TestUnbiased:
     def test_rebar_where_it_starts(self):
         assert passes(scores(sg.Rebar(), bits(), sg.Rebar().init(jax.random.key(0))))
 
-    @pytest.mark.parametrize("dist", [bits, categories])
+    @pytest.mark.parametrize("dist", [bits, *slow(categories)])
     def test_relax(self, dist):
         estimator = (BITS if dist is bits else CATEGORIES)["relax"]
         assert passes(scores(estimator, dist()))
