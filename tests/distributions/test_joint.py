@@ -158,6 +158,50 @@ def test_unbiased_on_a_product(estimator):
     assert bias(estimator, product()) < 1e-10
 
 
+BY_PARTS = [
+    (sg.DisARM(4), sg.Bernoulli),
+    (sg.ARMS(3), sg.Bernoulli),
+    (sg.StraightThrough(2), sg.Categorical),
+    (sg.ReinMax(2), sg.Bernoulli),
+    (sg.CARMS(3), sg.Categorical),
+    (sg.DisARMIW(2), sg.Categorical),
+    (sg.DisARMSB(2), sg.Categorical),
+    (sg.GumbelSoftmax(2), sg.Categorical),
+]
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(("estimator", "kind"), BY_PARTS, ids=lambda case: str(case)[:24])
+def test_a_part_after_the_other_is_one_distribution(estimator, kind):
+    logits = normal(0, (5, 3) if kind is sg.Bernoulli else (5, 3, 4))
+    one, two = kind(logits), sg.Joint([kind(logits[:, :1]), kind(logits[:, 1:])])
+    x = two.merge(two.split(estimator.sample(KEY, two)))
+    whole = x.reshape(-1, 5, *one.event_shape)
+    fx, dfx = values_and_gradients(objective(one), whole)
+    together = estimator.estimate(None, one, whole, fx, dfx)
+    apart = estimator.estimate(None, two, x, fx, dfx.reshape(x.shape))
+    np.testing.assert_allclose(jnp.concatenate(apart, axis=1), together, atol=1e-12)
+
+
+def test_parts_are_drawn_independently_and_samples_together():
+    """Antithetic in each part, and no two parts alike."""
+    q = sg.Joint([sg.Bernoulli(jnp.zeros((4000, 1))), sg.Bernoulli(jnp.zeros((4000, 1)))])
+    x = sg.DisARM(2).sample(KEY, q)
+    np.testing.assert_array_equal(x[0], 1 - x[1])
+    assert abs(float(jnp.mean(x[0, :, 0] * x[0, :, 1])) - 0.25) < 0.03
+
+
+def test_each_part_must_be_allowed():
+    q = sg.Joint(a=sg.Bernoulli(jnp.zeros(2)), b=sg.Categorical(jnp.zeros((1, 3))))
+    f = lambda x: jnp.sum(x["a"], -1) * x["b"][..., 0, 1] ** 2
+    _, grads = sg.value_and_grad(f, q, sg.ReinMax(2), key=KEY)
+    assert grads.parameters["b"].shape == (1, 3)
+    with pytest.raises(ValueError, match="DisARM works on Bernoulli, and on a Joint of such parts"):
+        sg.value_and_grad(f, q, sg.DisARM(2), key=KEY)
+    with pytest.raises(ValueError, match="DoubleCV works on Bernoulli, but was given Joint"):
+        sg.value_and_grad(f, q, sg.DoubleCV(2), key=KEY)
+
+
 @pytest.mark.slow
 def test_f_sees_the_parts():
     dist = sg.Joint(
@@ -204,7 +248,7 @@ def test_inputs_are_checked():
     with pytest.raises(ValueError, match=r"share their batch_shape, but .*\[\(\), \(3,\)\]"):
         sg.Joint(a=bits, b=sg.Bernoulli(jnp.zeros((3, 2))))
     dist = sg.Joint(a=bits, b=sg.Categorical(jnp.zeros((1, 3))))
-    for estimator in (sg.DoubleCV(2), sg.DisARM(2), sg.Bronco()):
+    for estimator in (sg.DoubleCV(2), sg.DisARM(2), sg.Relax()):
         with pytest.raises(ValueError, match=r"but was given Joint. RLOO and Rodeo take any"):
             estimator.sample(KEY, dist)
     with pytest.raises(ValueError, match="leave num_coordinates at None"):

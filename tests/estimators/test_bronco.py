@@ -22,15 +22,50 @@ from problems import (
     table,
     values_and_gradients,
 )
-from steingrad.estimators.bronco import at_slots, coefficients, corrected, flipped, pick
+from steingrad.estimators.bronco import Drawn, at_slots, coefficients, corrected, pick
+from steingrad.estimators.flips import (
+    JointFlips,
+    Swaps,
+    flips_of,
+    num_coordinates,
+    num_values,
+)
 
-NAMES = ["bernoulli", "categorical3", "ordinal3"]
+NAMES = ["bernoulli", "categorical3", "ordinal3", "subset"]
+
+
+def problems():
+    """With mixed parts, one of them constrained."""
+    return normalised_distributions() | {
+        "joint": sg.Joint(
+            bit=sg.Bernoulli(normal(0, 1)),
+            category=sg.Categorical(normal(1, (1, 3))),
+            pair=sg.Subset(normal(2, 3), 2),
+        ),
+        "product": sg.Joint(
+            [sg.Bernoulli(normal(0, 2)), sg.Ordinal(normal(1, (1, 3)), (-1, 0, 2.5))]
+        ),
+    }
+
+
+def chances(flips, slots, count):
+    """The probability of each partner, of shape `[..., count]`; number 0 where there is none."""
+    if isinstance(flips, Swaps):
+        own = flips.partners(slots)
+        return jnp.pad(own, [(0, 0)] * slots.ndim + [(0, count - own.shape[-1])])
+    if isinstance(flips, JointFlips):
+        parts = [
+            jnp.where(inside[..., None], chances(part, local, count), 0)
+            for part, _, local, inside in flips._local(slots)
+        ]
+        return sum(parts)
+    return jax.nn.one_hot(jnp.zeros_like(slots), count)
 
 
 def random_cv(estimator, dist, seed=0):
     """Sums as if over random flips: coefficients and probabilities far from where they start."""
     rng = np.random.default_rng(seed)
-    d = dist.num_coordinates
+    d = num_coordinates(dist)
     features, target = rng.normal(size=(d, 5, 3)), rng.normal(size=(d, 5))
     cv = estimator.CV(
         gram=jnp.asarray(np.einsum("dnf,dng->dfg", features, features)),
@@ -42,7 +77,7 @@ def random_cv(estimator, dist, seed=0):
         value=jnp.asarray(2.0),
         deviation=jnp.asarray(1.5),
         steps=jnp.asarray(3.0),
-        effect=jnp.asarray(rng.exponential(size=(d, dist.num_values, 2))),
+        effect=jnp.asarray(rng.exponential(size=(d, num_values(dist), 2))),
     )
     return eqx.tree_at(lambda cv: cv.effect, cv, None) if estimator.use_gradient else cv
 
@@ -60,10 +95,21 @@ def mean_over_everything(estimator, cv, dist, f, estimate=corrected):
 
     def term(choice):
         slots = jnp.broadcast_to(choice.reshape(*shape, 1), (*shape, len(probs)))
-        fy = jax.vmap(f)(flipped(many, x, slots))
-        g = estimate(many, sg.Evaluated(x, fx, dfx, fy), guess, slots)
         weights = probs * jnp.prod(at_slots(guess.probability, slots), axis=(0, 1))
-        return jnp.sum(weights), jax.tree.map(lambda g: jnp.tensordot(weights, g, axes=1), g)
+        total, mean = 0, jax.tree.map(jnp.zeros_like, dist.parameters)
+        count = num_coordinates(dist) if guess.flips.has_partners else 1
+        chance = chances(guess.flips, slots, count)
+        for partner in itertools.product(range(count), repeat=shape[0] * shape[1]):
+            partner = jnp.asarray(partner, jnp.int32).reshape(*shape, 1)
+            partner = jnp.broadcast_to(partner, slots.shape)
+            drawn = Drawn(slots, partner if guess.flips.has_partners else None)
+            fy = jax.vmap(f)(guess.flips.points(*drawn))
+            g = estimate(sg.Evaluated(x, fx, dfx, fy), guess, drawn)
+            chosen = jnp.take_along_axis(chance, partner[..., None], axis=-1)[..., 0]
+            w = weights * jnp.prod(chosen, axis=(0, 1))
+            total += jnp.sum(w)
+            mean = jax.tree.map(lambda m, g, w=w: m + jnp.tensordot(w, g, 1), mean, g)
+        return total, mean
 
     totals, terms = jax.vmap(term)(jnp.asarray(choices, jnp.int32))
     # Probabilities that do not add up to one show too.
@@ -71,46 +117,46 @@ def mean_over_everything(estimator, cv, dist, f, estimate=corrected):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "joint", *slow("product")])
 @pytest.mark.parametrize(("num_samples", "flips"), [(1, 1), *slow((1, 2), (2, 1))])
 @pytest.mark.parametrize("use_gradient", [True, *slow(False)])
 def test_unbiased_for_any_state(name, num_samples, flips, use_gradient):
-    dist = normalised_distributions()[name]
+    dist = problems()[name]
     estimator = sg.Bronco(num_samples, flips, use_gradient=use_gradient)
     f = objective(dist) if use_gradient else table(dist, 3)
+    shown = f if not isinstance(dist, sg.Joint) else lambda parts: f(dist.merge(parts))
     mean = jax.jit(lambda cv: mean_over_everything(estimator, cv, dist, f))
     for cv in (estimator.init(jax.random.key(0), dist), random_cv(estimator, dist)):
-        assert largest_difference(mean(cv), sg.exact_gradient(f, dist)) < 1e-10
+        assert largest_difference(mean(cv), sg.exact_gradient(shown, dist)) < 1e-10
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *slow("joint")])
 def test_a_guess_that_sees_the_flip_is_caught(name):
-    dist = normalised_distributions()[name]
+    dist = problems()[name]
     estimator = sg.Bronco(1, 1)
     f = objective(dist)
 
-    def peeking(dist, at, guess, slots):
-        slot = jnp.arange(guess.change[0, 0].size, dtype=slots.dtype).reshape(
-            guess.change.shape[-2:]
-        )
-        here = slot == slots[0][..., None, None]
+    def peeking(at, guess, drawn):
+        slot = jnp.arange(guess.change[0, 0].size, dtype=jnp.int32).reshape(guess.change.shape[-2:])
+        here = slot == drawn.slots[0][..., None, None]
         change = guess.change + jnp.where(here, 0.5 * (at.fy[0] - at.fx)[..., None, None], 0)
-        return corrected(dist, at, guess._replace(change=change), slots)
+        return corrected(at, guess._replace(change=change), drawn)
 
     cv = random_cv(estimator, dist)
+    shown = f if not isinstance(dist, sg.Joint) else lambda parts: f(dist.merge(parts))
     mean = jax.jit(lambda cv: mean_over_everything(estimator, cv, dist, f, peeking))(cv)
-    assert largest_difference(mean, sg.exact_gradient(f, dist)) > 1e-2
+    assert largest_difference(mean, sg.exact_gradient(shown, dist)) > 1e-2
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", ["bernoulli", "categorical5", "ordinal5"])
+@pytest.mark.parametrize("name", ["bernoulli", "categorical5", "ordinal5", "product"])
 def test_flips_are_neighbours_and_a_slot_each(name):
-    dist = distributions()[name]
+    dist = (problems() | distributions())[name]
     x = dist.sample(jax.random.key(0), (1,))
-    count = dist.num_coordinates * (dist.num_values - 1)
+    count = dist.num_neighbours
     slots = jnp.arange(count, dtype=jnp.int32)[:, None]
-    y = flipped(dist, x, slots)
+    y = flips_of(dist, x).points(slots, None)
     assert jnp.all(jnp.sum(dist.index(y) != dist.index(x), axis=-1) == 1)
     assert len(np.unique(dist.state_number(y))) == count
     # In the order of the guess: a change that is linear is guessed exactly.
@@ -120,6 +166,85 @@ def test_flips_are_neighbours_and_a_slot_each(name):
     estimator = sg.Bronco()
     guess = estimator.guess(estimator.init(None, dist), dist, sg.Evaluated(x, fx, dfx))
     assert jnp.allclose(at_slots(guess.change, slots), jax.vmap(f)(y) - fx, atol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("k", [1, 3, *slow(2, 5)])
+def test_a_partner_leaves_the_distribution_of_the_other_value(k):
+    """x given x_i = 1, with i out and its partner in, is x given x_i = 0; and the other way."""
+    dist = sg.Subset(2 * normal(3, 6), k)
+    states, probs, mean = dist.enumerate(), dist.probabilities(), dist.mean
+    number = np.asarray(dist.state_number(states))
+    assert np.array_equal(number, np.arange(len(states)))
+    for i in range(6):
+        slots = jnp.full((1, len(states)), i, jnp.int32)
+        partners = np.asarray(flips_of(dist, states).partners(slots))[0]
+        assert np.allclose(partners.sum(-1), 1, atol=1e-12)
+        for value in (0, 1):
+            here = np.asarray(states[:, i]) == value
+            after = np.zeros(len(states))
+            for n in np.flatnonzero(here):
+                for j in np.flatnonzero(partners[n]):
+                    assert j != i
+                    assert states[n, j] != value
+                    y = np.asarray(states[n]).copy()
+                    y[[i, j]] = 1 - y[[i, j]]
+                    after[int(dist.state_number(jnp.asarray(y)))] += probs[n] * partners[n, j]
+            given = np.asarray(mean[i] if value else 1 - mean[i])
+            expected = np.where(here, 0, probs) / (1 - given)
+            assert np.allclose(after / given, expected, atol=1e-12)
+
+
+def test_partners_are_drawn_with_their_probabilities():
+    dist = sg.Subset(jnp.linspace(-1, 1, 5), 2)
+    x = jnp.asarray([1.0, 0, 0, 1, 0])
+    many = jnp.broadcast_to(x, (20_000, 5))
+    flips = flips_of(dist, many)
+    for i in (0, 2):
+        slots = jnp.full((1, len(many)), i, jnp.int32)
+        y = flips.points(slots, flips.draw_partners(slots, jax.random.key(i)))[0]
+        assert jnp.all(jnp.sum(y, axis=-1) == 2)
+        moved = jnp.mean(y != x, axis=0).at[i].set(0)
+        expected = flips.partners(slots)[0, 0]
+        assert jnp.max(jnp.abs(moved - expected)) < 4 * 0.5 / 20_000**0.5
+        assert jnp.all(moved[expected == 0] == 0)
+
+
+def test_a_subset_that_has_no_choice():
+    """Two elements that can be members, two members: nothing to learn, and nothing infinite."""
+    dist = sg.Subset(jnp.asarray([0.0, -jnp.inf, 1.0, -jnp.inf]), 2)
+    estimator = sg.Bronco(2, 2)
+    cv = estimator.init(jax.random.key(0), dist)
+    f = lambda x: curved(x) - dist.log_prob(x)
+    _, grads = jax.jit(lambda key: estimator.value_and_grad(f, dist, cv, key=key))(
+        jax.random.key(0)
+    )
+    assert finite(grads.cv)
+    assert jnp.all(grads.parameters == 0)
+
+
+def test_adaptation_on_a_subset():
+    dist = sg.Subset(jnp.linspace(-1, 1, 12), 4)
+    w = jnp.linspace(0.2, 3.0, 12)
+    f = lambda x: (x @ w - 5) ** 2
+    estimator = sg.Bronco(1, 1)
+    before = estimator.init(jax.random.key(0), dist)
+    after, _ = run(estimator, f, dist, 600)
+    first, then, rloo = (
+        variance(e, f, dist, cv)
+        for e, cv in ((estimator, before), (estimator, after), (sg.RLOO(2), None))
+    )
+    assert then < 0.8 * first
+    assert then < 0.2 * rloo
+
+
+def test_a_part_that_cannot_be_flipped_is_refused():
+    q = sg.Joint(
+        a=sg.Bernoulli(jnp.zeros(2)),
+        b=sg.FromLogProb(lambda p, x: p @ x, jnp.zeros(2), num_coordinates=2),
+    )
+    with pytest.raises(ValueError, match="and on a Joint of such parts"):
+        sg.Bronco().value_and_grad(lambda x: x["a"][..., 0], q, None, key=jax.random.key(0))
 
 
 @pytest.mark.usefixtures("x64")
@@ -164,7 +289,7 @@ def test_coefficients_are_a_weighted_least_squares_fit(name):
         y = estimator.further_points(cv, dist, at)
         at = sg.Evaluated(x, fx, dfx, jax.vmap(f)(y), key=keys[1])
         guess = estimator.guess(cv, dist, at)
-        slots = estimator.draw(at, guess.probability)
+        slots = estimator.draw(at, guess).slots
         count = dist.num_coordinates * (dist.num_values - 1)
         known = lambda a, slots=slots: np.asarray(at_slots(a, slots)).reshape(-1)
         coordinates.append(np.asarray(slots).reshape(-1) // (dist.num_values - 1))

@@ -105,8 +105,14 @@ class Subset(FromLogits):
         mean = self._mean()
         return gradient, mean * (1 - mean)
 
+    @property
+    def inclusion(self) -> Float[Array, "d *batch r"]:
+        """For each element the probability to be a member if r = 0 … k members are missing among
+        it and those before it, the later ones having been decided."""
+        return self._chain()[0]
+
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()):
-        include, _ = self._chain()
+        include = self.inclusion
         shape = (*shape, *self.logits.shape)
         uniform = jnp.moveaxis(jax.random.uniform(key, shape, include.dtype), -1, 0)
 
@@ -216,8 +222,7 @@ class Subset(FromLogits):
         return jnp.maximum(logits - jax.lax.stop_gradient(above), LOG_ZERO)
 
     def _chain(self) -> tuple[Float[Array, "d *batch r"], Float[Array, "*batch"]]:
-        """For each element the probability to be a member if r = 0 … k members are missing among
-        it and those before it, the later ones having been decided; and log Z_k."""
+        """`inclusion`, and log Z_k."""
         logits = jnp.moveaxis(self._centred(), -1, 0)[..., None]
 
         def step(below, logit):
@@ -230,7 +235,7 @@ class Subset(FromLogits):
         return include, end[..., -1]
 
     def _mean(self) -> Float[Array, "*batch d"]:
-        include, _ = self._chain()
+        include = self.inclusion
 
         def step(missing, include):
             member = missing * include  # the probability that r are missing, and it is one

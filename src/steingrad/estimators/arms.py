@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from ..arrays import as_index, compute_dtype, mean_of_others, weighted_mean
 from ..distributions import Bernoulli
 from .base import Estimator, check_distribution, check_num_samples
+from .parts import differentiates_parts, samples_parts
 
 
 class ARMS(Estimator):
@@ -33,10 +34,12 @@ class ARMS(Estimator):
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=3)
     distributions: ClassVar = (Bernoulli,)
+    by_parts: ClassVar = True
 
     def __check_init__(self):
         check_num_samples("ARMS", self.num_samples, 2, "each sample's baseline being the others")
 
+    @samples_parts
     def sample(self, key, dist):
         check_distribution(self, dist)
         logits = dist.parameters.astype(compute_dtype(dist.parameters))
@@ -47,6 +50,7 @@ class ARMS(Estimator):
         rare = v < jax.nn.sigmoid(-jnp.abs(logits))
         return (rare == (logits < 0)).astype(dist.dtype)
 
+    @differentiates_parts
     def gradient(self, cv, dist, at):
         logits = dist.parameters.astype(compute_dtype(dist.parameters))
         grad = weighted_mean(at.fx - mean_of_others(at.fx), dist.score(at.x))

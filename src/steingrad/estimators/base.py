@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..arrays import mean, mean_of_squares
 from ..derivatives import drawn_with, on_each_device, stop_gradient
+from ..distributions import Joint
 from ..distributions.base import Distribution, check_inside
 from ..objective import NO_GRADIENT, Evaluated, as_jax_arrays, bind, evaluate, has_gradient
 
@@ -44,12 +45,16 @@ class Estimator(eqx.Module):
     biased: ClassVar[bool] = False
     """Whether its mean is something else than the gradient, by design."""
     distributions: ClassVar[tuple[type[Distribution], ...]] = (Distribution,)
+    by_parts: ClassVar[bool] = False
+    """Whether it also works on a `Joint` of these."""
 
     def __repr__(self) -> str:
         return eqx.tree_pformat(self) + (" (biased)" if self.biased else "")
 
     def handles(self, dist: Distribution) -> bool:
         """Whether it works on this kind of distribution; `distributions` names those it does."""
+        if self.by_parts and isinstance(dist, Joint):
+            return all(map(self.handles, dist.parts))
         return isinstance(dist, self.distributions)
 
     def refusal(self, dist: Distribution) -> str | None:
@@ -58,6 +63,7 @@ class Estimator(eqx.Module):
             return None
         *most, last = (kind.__name__ for kind in self.distributions)
         kinds = f"{', '.join(most)} and {last}" if most else last
+        kinds += ", and on a Joint of such parts" if self.by_parts else ""
         return (
             f"{type(self).__name__} works on {kinds}, but was given {type(dist).__name__}. RLOO "
             "and Rodeo take any distribution."

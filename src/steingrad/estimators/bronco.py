@@ -10,13 +10,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from ..arrays import as_index, check_whole, mean_of_samples, scatter, take
-from ..distributions import Bernoulli, Categorical, Ordinal
+from ..arrays import as_index, check_whole, mean_of_samples, scatter
+from ..distributions import Bernoulli, Categorical, Ordinal, Subset
 from ..distributions.base import Distribution
 from ..objective import Evaluated
-from ..operators import Gibbs
-from ..operators.base import Row
 from .base import Estimator, check_num_samples
+from .flips import Flips, Slope, flips_of, num_coordinates, num_values
 
 # How much a coordinate's own past counts: its coefficients are shrunk towards those common to all
 # by as much as this many flips, the common ones towards the first guess, its error to the mean.
@@ -36,18 +35,31 @@ TINY = 1e-30
 class Guess(NamedTuple):
     """What a sample says about all its neighbours, before f is evaluated at any of them."""
 
-    row: Row
-    """The neighbours, one coordinate changed, and their conditional probabilities."""
+    flips: Flips
+    """The neighbours, one coordinate changed."""
+    conditional: Float[Array, "... d n"]
+    """The probability of the coordinate's new value."""
     features: tuple[Float[Array, "... d n"], ...]
     """What the guess is a combination of."""
     scale: Float[Array, ""]
     """The size of a change of f, by which everything is divided; 0 if not known yet."""
     change: Float[Array, "... d n"]
     """The guess of f(y) − f(x)."""
+    slope: Slope
+    weight: Float[Array, "... d n"]
+    """How much the slope counts in the guess, a."""
     size: Float[Array, "... d n"]
     """How much a neighbour's change counts in the gradient."""
     probability: Float[Array, "... d n"]
     """π, with which a neighbour is drawn."""
+
+
+class Drawn(NamedTuple):
+    """The neighbours that were drawn, `flips` for each sample."""
+
+    slots: Int[Array, "flips samples ..."]
+    partners: Int[Array, "flips samples ..."] | None = None
+    """What changes with the coordinate, in a `Subset`."""
 
 
 class Bronco(Estimator):
@@ -67,7 +79,10 @@ class Bronco(Estimator):
     coordinate are remembered; the first guess is straight-through, $a = 1$, $b = c = 0$. $\pi$ goes
     with $q(v) (1 - q(v))$ and with the errors of the coordinate's past guesses, mixed with a share
     `uniform` of the uniform distribution. With `use_gradient=False` the past flips' mean effect of
-    each value takes the place of $\nabla f$. For `Bernoulli`, `Categorical` and `Ordinal`.
+    each value takes the place of $\nabla f$.
+
+    For `Bernoulli`, `Categorical`, `Ordinal`, `Subset` and `Joint`s of these. A bit of a subset
+    changes together with a random partner (`flips.Swaps`).
 
     Its state is made of sums over past flips: `steingrad.cv_optimizer` makes the plain step that
     brings them up to date. With any other the estimate stays unbiased, but the guess is lost.
@@ -110,7 +125,8 @@ class Bronco(Estimator):
     memory: float = eqx.field(static=True, default=100.0)
     uniform: float = eqx.field(static=True, default=0.1)
     use_gradient: bool = eqx.field(static=True, default=True)
-    distributions: ClassVar = (Bernoulli, Categorical, Ordinal)
+    distributions: ClassVar = (Bernoulli, Categorical, Ordinal, Subset)
+    by_parts: ClassVar = True
 
     def __check_init__(self):
         check_num_samples("Bronco", self.num_samples, 1, "the states that are flipped")
@@ -140,7 +156,7 @@ class Bronco(Estimator):
                 "Bronco learns something for each coordinate: pass the distribution too, "
                 "`estimator.init(key, dist)`. Only its shape matters."
             )
-        d, m = dist.num_coordinates, dist.num_values
+        d, m = num_coordinates(dist), num_values(dist)
         zero = jnp.zeros(())
         effect = None if self.use_gradient else jnp.zeros((d, m, 2))
         moments = jnp.zeros((d, 3, 3)), jnp.zeros((d, 3)), jnp.zeros(d), jnp.zeros(d)
@@ -150,56 +166,55 @@ class Bronco(Estimator):
         return optax.sgd(1.0)
 
     def further_points(self, cv, dist, at):
-        return flipped(dist, at.x, self.draw(at, self.guess(cv, dist, at).probability))
+        guess = self.guess(cv, dist, at)
+        return guess.flips.points(*self.draw(at, guess))
 
     def gradient(self, cv, dist, at):
         guess = self.guess(cv, dist, at)
-        return corrected(dist, at, guess, self.draw(at, guess.probability))
+        return corrected(at, guess, self.draw(at, guess))
 
     def adapt(self, cv, dist, at):
         guess = self.guess(cv, dist, at)
-        slots = self.draw(at, guess.probability)
-        following = self.learn(cv, dist, at, guess, slots)
-        return corrected(dist, at, guess, slots), jax.tree.map(jnp.subtract, cv, following)
+        drawn = self.draw(at, guess)
+        following = self.learn(cv, dist, at, guess, drawn)
+        return corrected(at, guess, drawn), jax.tree.map(jnp.subtract, cv, following)
 
     def guess(self, cv: Any, dist: Distribution, at: Evaluated) -> Guess:
         """From the samples and the past; never from the flips."""
         cv = jax.tree.map(lambda leaf: leaf.astype(at.fx.dtype), cv)
-        row = Gibbs(scan="own").neighbours(dist, at.x)
-        conditional = row.weights.astype(at.fx.dtype) * dist.num_coordinates
+        flips = flips_of(dist, at.x)
+        conditional = flips.conditional.astype(at.fx.dtype)
         size = conditional * (1 - conditional)
         if self.use_gradient:
-            assert at.dfx is not None
-            linear = row.linear_change(at.dfx, at.x).astype(at.fx.dtype)
+            slope = Slope(at.dfx, None)
         else:
             number = cv.effect[..., 1] + ERROR * jnp.mean(cv.effect[..., 1]) + TINY
-            effect = cv.effect[..., 0] / number
-            linear = take(effect, row.values) - take(effect, dist.index(at.x)[..., None])
+            slope = Slope(None, cv.effect[..., 0] / number)
+        linear = flips.linear_change(slope).astype(at.fx.dtype)
         scale = past = cv.change / (cv.flips + TINY)
         if self.use_gradient:
-            slope = jnp.mean(jnp.abs(linear))
-            scale = jnp.where(slope > JUMP * past, slope, past)
+            now = jnp.mean(jnp.abs(linear))
+            scale = jnp.where(now > JUMP * past, now, past)
         cv = after_jump(cv, scale)
 
         mean, deviation = cv.value / (cv.steps + TINY), cv.deviation / (cv.steps + TINY)
         value = (at.fx - mean) / jnp.where(deviation > 0, deviation, 1)
         value = jnp.where(deviation > 0, jnp.clip(value, -5, 5), 0)[..., None, None]
-        curvature = squared_step(dist, at.x, row)
+        curvature = flips.squared_step.astype(at.fx.dtype)
         features = linear / jnp.where(scale > 0, scale, 1), curvature, curvature * value
         # One by one: an array of all would have to be written to memory.
-        a, b, c = (column[:, None] for column in coefficients(cv).T)
+        a, b, c = (flips.spread(column) for column in coefficients(cv).T)
         change = a * linear + scale * (b * features[1] + c * features[2])
 
         spread = jnp.sum(cv.error) / (jnp.sum(cv.size) + TINY)
         few = ERROR * jnp.sum(cv.size) / (cv.flips + TINY) + TINY
         relative = (cv.error / jnp.where(spread > 0, spread, 1) + few) / (cv.size + few)
-        importance = size * jnp.where(spread > 0, relative, 1)[:, None] ** POWER
+        importance = size * flips.spread(jnp.where(spread > 0, relative, 1) ** POWER)
         probability = mixed(importance, self.uniform)
-        return Guess(row, features, scale, change, size, probability)
+        weight = jnp.broadcast_to(a, change.shape)
+        return Guess(flips, conditional, features, scale, change, slope, weight, size, probability)
 
-    def draw(
-        self, at: Evaluated, probability: Float[Array, "samples ... d n"]
-    ) -> Int[Array, "flips samples ..."]:
+    def draw(self, at: Evaluated, guess: Guess) -> Drawn:
         """Which neighbours to evaluate: `d · n` slots, evenly spaced in the order of π, so that two
         flips of a sample seldom are the same."""
         if at.key is None:
@@ -207,11 +222,13 @@ class Bronco(Estimator):
                 "Bronco draws flips at random: pass key=... to `estimate`, the same with which "
                 "`further_points` chose them."
             )
+        probability = guess.probability
         lead = probability.shape[:-2]
         uniforms = jax.random.uniform(at.key, (2, 1, *lead), probability.dtype)
         spaced = jnp.arange(self.flips, dtype=probability.dtype) / self.flips
         uniforms = (uniforms + spaced.reshape(-1, *[1] * len(lead))) % 1
-        return pick(probability.reshape(*lead, -1), *uniforms)
+        slots = pick(probability.reshape(*lead, -1), *uniforms)
+        return Drawn(slots, guess.flips.draw_partners(slots, jax.random.fold_in(at.key, 1)))
 
     def learn(
         self,
@@ -219,12 +236,13 @@ class Bronco(Estimator):
         dist: Distribution,
         at: Evaluated,
         guess: Guess,
-        slots: Int[Array, "flips samples ..."],
+        drawn: Drawn,
     ) -> Any:
         """The sums with this step's flips added."""
+        slots = drawn.slots
         known = functools.partial(at_slots, slots=slots)
-        change = changes(at, guess, slots)
-        coordinates = slots // guess.change.shape[-1]
+        change, mean_change, further = changes(at, guess, drawn)
+        coordinates = guess.flips.coordinates(slots)
         seen = jnp.mean(jnp.abs(change))
         scale = jnp.where(guess.scale > 0, guess.scale, jnp.where(seen > 0, seen, 1))
         # A slope near zero alone may be chance; that flips do nothing either is a jump downwards.
@@ -233,25 +251,24 @@ class Bronco(Estimator):
         # Over π: as if all neighbours had been seen.
         slots_count = math.prod(guess.change.shape[-2:])
         weight = known(guess.size) ** 2 / (known(guess.probability) * slots_count)
-        features = jnp.stack([known(feature) for feature in guess.features], axis=-1)
-        missed = (change - known(guess.change)) / scale
+        features = [known(feature) for feature in guess.features]
+        features = jnp.stack([features[0] + further / scale, *features[1:]], axis=-1)
+        missed = (mean_change - known(guess.change)) / scale
         target = jnp.concatenate([features, (change / scale)[..., None]], axis=-1)
         products = features[..., :, None] * target[..., None, :]
         columns = [products.reshape(*slots.shape, 12), missed[..., None] ** 2]
         columns = jnp.concatenate([*columns, jnp.ones_like(missed)[..., None]], axis=-1)
         rows = (weight[..., None] * columns).reshape(-1, 14)
-        d = dist.num_coordinates
+        d = num_coordinates(dist)
         sums = jnp.zeros((d, 14), rows.dtype).at[coordinates.reshape(-1)].add(rows)
         products = sums[:, :12].reshape(d, 3, 4)
 
         effect = None
         if cv.effect is not None:
-            index = take(dist.index(at.x), jnp.moveaxis(coordinates, 0, -1))
-            here = jnp.moveaxis(index, -1, 0)
-            there = known(guess.row.values)
+            here, there = known(guess.flips.here), known(guess.flips.there)
             ones = jnp.ones_like(change)
             moves = weight[..., None] * jnp.stack([change, ones, -change, ones], axis=-1)
-            zeros = jnp.zeros((d, dist.num_values, 2), rows.dtype)
+            zeros = jnp.zeros((d, num_values(dist), 2), rows.dtype)
             effect = zeros.at[coordinates, there].add(moves[..., :2])
             effect = effect.at[coordinates, here].add(moves[..., 2:])
         count = jnp.asarray(slots.size, rows.dtype)
@@ -288,41 +305,37 @@ def after_jump(cv: Any, scale: Float[Array, ""]) -> Any:
     return eqx.tree_at(where, cv, (jnp.where(jumped, change, cv.change), *kept))
 
 
-def flipped(
-    dist: Distribution, x: Float[Array, "samples ..."], slots: Int[Array, "flips samples ..."]
-) -> Float[Array, "flips samples ..."]:
-    """The neighbours that were drawn."""
-    coordinates, steps = jnp.divmod(slots[..., None], dist.num_values - 1)
-    here = jnp.arange(dist.num_coordinates, dtype=slots.dtype) == coordinates
-    # Change n of a coordinate is to the value n + 1 further on, cyclically.
-    return dist.state((dist.index(x) + jnp.where(here, steps + 1, 0)) % dist.num_values)
-
-
-def corrected(
-    dist: Distribution, at: Evaluated, guess: Guess, slots: Int[Array, "flips samples ..."]
-) -> Any:
+def corrected(at: Evaluated, guess: Guess, drawn: Drawn) -> Any:
     """The local expectation gradient of the guess, with what it missed at the flips over π."""
-    missed = changes(at, guess, slots) - at_slots(guess.change, slots)
+    slots = drawn.slots
+    missed = changes(at, guess, drawn)[1] - at_slots(guess.change, slots)
     terms = missed / (at_slots(guess.probability, slots) * len(slots))
     lead = guess.change.shape[:-2]
     flat = scatter(
         jnp.moveaxis(terms, 0, -1), jnp.moveaxis(slots, 0, -1), math.prod(guess.change.shape[-2:])
     )
     change = guess.change + flat.reshape(*lead, *guess.change.shape[-2:])
-    grad = guess.row.apply_to_score(change, jnp.zeros_like(at.fx), dist.score(at.x), at.x)
-    return jax.tree.map(mean_of_samples, grad)
+    return jax.tree.map(mean_of_samples, guess.flips.gradient(change))
 
 
 def changes(
-    at: Evaluated, guess: Guess, slots: Int[Array, "flips samples ..."]
-) -> Float[Array, "flips samples ..."]:
-    """f(y) − f(x); 0 where q(y) is 0, and f with −log q in it infinite."""
+    at: Evaluated, guess: Guess, drawn: Drawn
+) -> tuple[Float[Array, "flips samples ..."], Float[Array, "flips samples ..."], Any]:
+    """f(y) − f(x); the same without what chance and the slope make of a change that is random; and
+    how much further to first order the change was than the guess knew.
+
+    0 where q(y) is 0, and f with −log q in it infinite."""
     if at.fy is None:
         raise ValueError(
             "Bronco needs f at the flips: pass fy, f at the points that `further_points` chose, or "
             "use `value_and_grad` or `expectation`."
         )
-    return jnp.where(at_slots(guess.row.weights, slots) == 0, 0, at.fy - at.fx)
+    change = jnp.where(at_slots(guess.conditional, drawn.slots) == 0, 0, at.fy - at.fx)
+    if drawn.partners is None:
+        return change, change, 0.0
+    terms = guess.flips.by_chance(drawn.slots, drawn.partners, guess.slope)
+    further, chance = (term.astype(change.dtype) for term in terms)
+    return change, change - at_slots(guess.weight, drawn.slots) * chance, further
 
 
 def at_slots(
@@ -331,17 +344,6 @@ def at_slots(
     """The entries `[..., d, n]` that were drawn."""
     flat = array.reshape(*array.shape[:-2], -1)
     return jnp.moveaxis(jnp.take_along_axis(flat, jnp.moveaxis(slots, 0, -1), axis=-1), -1, 0)
-
-
-def squared_step(dist: Distribution, x: Array, row: Row) -> Float[Array, "... d n"]:
-    """|y − x|², divided by its mean over all pairs of values."""
-    if not isinstance(dist, Ordinal):
-        return jnp.ones_like(row.weights)
-    values = jnp.asarray(dist.values, row.weights.dtype)
-    step = values[row.values] - x[..., None].astype(values.dtype)
-    m = len(dist.values)
-    mean = jnp.sum((values[:, None] - values) ** 2) / (m * (m - 1))
-    return step**2 / mean
 
 
 def mixed(importance: Float[Array, "... d n"], uniform: float) -> Float[Array, "... d n"]:

@@ -10,6 +10,7 @@ from ..arrays import as_index, mean_of_others, mean_of_samples, others, take
 from ..distributions import Categorical, Ordinal
 from .arms import debias
 from .base import Estimator, check_distribution, check_num_samples
+from .parts import differentiates_parts, samples_parts
 from .sticks import break_sticks, first_of, pair_weight, stick_of
 
 
@@ -37,10 +38,12 @@ class CARMS(Estimator):
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=3)
     distributions: ClassVar = (Categorical, Ordinal)
+    by_parts: ClassVar = True
 
     def __check_init__(self):
         check_num_samples("CARMS", self.num_samples, 2, "each sample's baseline being the others")
 
+    @samples_parts
     def sample(self, key, dist):
         check_distribution(self, dist)
         sticks = break_sticks(dist)
@@ -50,6 +53,7 @@ class CARMS(Estimator):
         v = (rest * mean_of_others(e) / jnp.sum(e, axis=0)) ** rest
         return dist.state(first_of(sticks, v < phi))
 
+    @differentiates_parts
     def gradient(self, cv, dist, at):
         sticks = break_sticks(dist)
         weight = pair_weight(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from ..arrays import as_index, compute_dtype, weighted_mean
 from ..distributions import Bernoulli
 from .base import Estimator, check_distribution, check_num_samples
+from .parts import differentiates_parts, samples_parts
 
 
 class DisARM(Estimator):
@@ -34,6 +35,7 @@ class DisARM(Estimator):
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
     distributions: ClassVar = (Bernoulli,)
+    by_parts: ClassVar = True
 
     def __check_init__(self):
         check_num_samples("DisARM", self.num_samples, 2, "its samples coming in pairs")
@@ -43,6 +45,7 @@ class DisARM(Estimator):
                 f"{self.num_samples}. ARMS takes odd numbers too."
             )
 
+    @samples_parts
     def sample(self, key, dist):
         check_distribution(self, dist)
         logits = dist.parameters.astype(compute_dtype(dist.parameters))
@@ -51,6 +54,7 @@ class DisARM(Estimator):
         # u > 1 − θ, written with 1 − u, which is exact where 1 − θ is rounded.
         return jnp.concatenate([1 - u < theta, u < theta]).astype(dist.dtype)
 
+    @differentiates_parts
     def gradient(self, cv, dist, at):
         logits = dist.parameters.astype(compute_dtype(dist.parameters))
         x, x_tilde = jnp.split(at.x.astype(logits.dtype), 2)

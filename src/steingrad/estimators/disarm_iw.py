@@ -10,6 +10,7 @@ from ..arrays import as_index, expand, mean_of_samples, take
 from ..distributions import Categorical, Ordinal
 from ..distributions.base import Distribution
 from .base import Estimator, check_distribution, check_num_samples
+from .parts import differentiates_parts, samples_parts
 from .sticks import Sticks, break_sticks, first_of, pair_weight, stick_of
 
 
@@ -37,14 +38,17 @@ class DisARMIW(Estimator):
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
     distributions: ClassVar = (Categorical, Ordinal)
+    by_parts: ClassVar = True
 
     def __check_init__(self):
         check_pairs("DisARMIW", self.num_samples)
 
+    @samples_parts
     def sample(self, key, dist):
         check_distribution(self, dist)
         return antithetic_pairs(key, dist, self.num_samples)
 
+    @differentiates_parts
     def gradient(self, cv, dist, at):
         sticks = break_sticks(dist)
         phi = sticks.phi[..., :-1]

@@ -10,6 +10,7 @@ from ..arrays import as_index, expand, mean_of_samples, take
 from ..distributions import Categorical, Ordinal
 from .base import Estimator, check_distribution
 from .disarm_iw import antithetic_pairs, check_pairs
+from .parts import differentiates_parts, samples_parts
 from .sticks import break_sticks, stick_of
 
 
@@ -37,14 +38,17 @@ class DisARMSB(Estimator):
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
     distributions: ClassVar = (Categorical, Ordinal)
+    by_parts: ClassVar = True
 
     def __check_init__(self):
         check_pairs("DisARMSB", self.num_samples)
 
+    @samples_parts
     def sample(self, key, dist):
         check_distribution(self, dist)
         return antithetic_pairs(key, dist, self.num_samples)
 
+    @differentiates_parts
     def gradient(self, cv, dist, at):
         sticks = break_sticks(dist)
         stick, stick_tilde = jnp.split(stick_of(dist, sticks, at.x)[..., None], 2)

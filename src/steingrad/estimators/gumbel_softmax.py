@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from ..arrays import as_index, check_whole, compute_dtype, mean_of_samples
 from ..distributions import Bernoulli, Categorical
 from .base import Estimator, check_distribution, check_num_samples
+from .parts import differentiates_parts, samples_parts
 from .rebar import conditional
 from .reinmax import check_temperature
 from .straight_through import by_value, through
@@ -47,6 +48,7 @@ class GumbelSoftmax(Estimator):
     jacobian_draws: int = eqx.field(static=True, converter=as_index, default=1)
     biased: ClassVar[bool] = True
     distributions: ClassVar = (Bernoulli, Categorical)
+    by_parts: ClassVar = True
 
     def __check_init__(self):
         check_num_samples("GumbelSoftmax", self.num_samples, 1, "the points at which f is known")
@@ -66,6 +68,7 @@ class GumbelSoftmax(Estimator):
     def samples_are_states(self):
         return self.straight_through
 
+    @samples_parts
     def sample(self, key, dist):
         if self.straight_through:
             return super().sample(key, dist)
@@ -75,6 +78,7 @@ class GumbelSoftmax(Estimator):
         z = logits + draw(key, (self.num_samples, *logits.shape), logits.dtype)
         return self._relax(dist, z).astype(dist.dtype)
 
+    @differentiates_parts
     def gradient(self, cv, dist, at):
         logits = dist.parameters.astype(compute_dtype(dist.parameters))
         dfx = by_value(dist, at.dfx)

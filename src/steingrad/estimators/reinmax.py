@@ -8,6 +8,7 @@ import jax
 from ..arrays import as_index, mean_of_samples
 from ..distributions import Bernoulli, Categorical, Ordinal
 from .base import Estimator, check_num_samples
+from .parts import differentiates_parts
 from .straight_through import by_value, probabilities, through
 
 
@@ -37,6 +38,7 @@ class ReinMax(Estimator):
     temperature: int | float = eqx.field(static=True, default=1.0)
     biased: ClassVar[bool] = True
     distributions: ClassVar = (Bernoulli, Categorical, Ordinal)
+    by_parts: ClassVar = True
 
     def __check_init__(self):
         check_num_samples("ReinMax", self.num_samples, 1, "the points at which f is known")
@@ -46,6 +48,7 @@ class ReinMax(Estimator):
     def needs_gradient(self):
         return True
 
+    @differentiates_parts
     def gradient(self, cv, dist, at):
         dfx, p = by_value(dist, at.dfx), probabilities(dist)
         x = at.x.astype(p.dtype)

@@ -11,6 +11,7 @@ from ..arrays import as_index, compute_dtype, mean_of_samples
 from ..distributions import Bernoulli, Categorical, Ordinal
 from ..distributions.base import Distribution
 from .base import Estimator, check_num_samples
+from .parts import differentiates_parts
 
 
 class StraightThrough(Estimator):
@@ -37,6 +38,7 @@ class StraightThrough(Estimator):
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
     biased: ClassVar[bool] = True
     distributions: ClassVar = (Bernoulli, Categorical, Ordinal)
+    by_parts: ClassVar = True
 
     def __check_init__(self):
         check_num_samples("StraightThrough", self.num_samples, 1, "the points at which f is known")
@@ -45,6 +47,7 @@ class StraightThrough(Estimator):
     def needs_gradient(self):
         return True
 
+    @differentiates_parts
     def gradient(self, cv, dist, at):
         # The Jacobian is the same for every sample.
         return through(dist, probabilities(dist), mean_of_samples(by_value(dist, at.dfx)))
