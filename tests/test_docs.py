@@ -28,7 +28,7 @@ def test_code_runs(name):
         exec(compile(block, name, "exec"), scope)
     if name == "README.md":
         assert scope["grad"].shape == (10,)
-        assert jnp.shape(scope["cv_grad"].alpha) == ()
+        assert scope["cv_grad"].gram.shape == (10, 3, 3)
     elif name == "docs/add-an-estimator.md":
         assert scope["result"]["LinearBaseline(2)"].evaluations == 2
 

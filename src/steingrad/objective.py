@@ -277,8 +277,8 @@ def callback(f: Callable[..., np.ndarray]) -> Callback:
 NO_GRADIENT = (
     "An f made by `callback` runs in NumPy: it has no gradient, neither by its states nor by its "
     "args. Estimators that do without are RLOO, Reinforce, LocalExpectation, "
-    "Rodeo(surrogate=ExactSurrogate()) and Lariat(gradients=False); args that are to be "
-    "differentiated need an f written with jax.numpy."
+    "Bronco(use_gradient=False), Rodeo(surrogate=ExactSurrogate()) and Lariat(gradients=False); "
+    "args that are to be differentiated need an f written with jax.numpy."
 )
 
 

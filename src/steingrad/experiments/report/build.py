@@ -15,7 +15,8 @@ from .tables import column, experiment_tables, find_groups
 NUMBERS = (
     "Numbers are means ± standard errors over seeds. Below each, smaller, stands the paper's. Bold "
     "is the best of ours in its column and block, biased ones aside. ▲ and ▼ mark numbers that are "
-    "higher or lower than the paper's by more than twice the combined standard error."
+    "higher or lower than the paper's by more than twice the combined standard error, where the "
+    "steps are as many."
 )
 OWN_NUMBERS = (
     "Numbers are means ± standard errors over seeds; one seed has no error. Bold is the best in "

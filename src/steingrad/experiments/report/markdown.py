@@ -14,14 +14,15 @@ def to_markdown(report: Report) -> str:
 
 
 def summary(report: Report, place: str) -> str:
-    """The first table, the first figure and links to the rest; `place`: the report's folder."""
+    """The first table, the first figure and links to the rest; `place`: the report's folder. The
+    paper's numbers stand beside ours only where the budgets are alike."""
     parts = [_sentences(report.brief)]
     shown = [section for section in report.sections if not section.aside]
     both = [(section.title, part) for section in shown for part in section.parts]
     tables = [(title, part) for title, part in both if isinstance(part, Table)]
     figures = [(title, part) for title, part in both if isinstance(part, Figure)]
     for title, table in tables[:1]:
-        parts += [f"### {_text(title)}", _table(table)]
+        parts += [f"### {_text(title)}", _table(table, brief=True)]
     for title, figure in figures[:1]:
         title = _text(f"{title}: {figure.title}")
         picture = f"![{title}]({place}/figures/{figure.name}.png)"
@@ -48,7 +49,7 @@ def _section(section: Section, figures: str, level: str = "##") -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _table(table: Table) -> str:
+def _table(table: Table, brief: bool = False) -> str:
     lines = []
     heading = [_text(column) for column in table.columns]
     align = "---" if table.words else "--:"
@@ -58,17 +59,19 @@ def _table(table: Table) -> str:
         if block.heading:
             lines.append(f"| *{_text(block.heading)}* |" + " |" * (len(heading) - 1))
         for label, cells in block.rows:
-            lines.append(f"| {_text(label)} | " + " | ".join(map(_cell, cells)) + " |")
+            texts = [_cell(cell, cell.comparable or not brief) for cell in cells]
+            lines.append(f"| {_text(label)} | " + " | ".join(texts) + " |")
     title = f"**{_text(table.title)}**" if table.title else ""
     rows = "\n".join(lines) if table.blocks else ""
     parts = [title, _sentences(table.before), rows, _sentences(table.after)]
     return "\n\n".join(part for part in parts if part)
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: Cell, with_paper: bool = True) -> str:
     text = f"**{_text(cell.text)}**" if cell.best else _text(cell.text)
     text += f" {cell.mark}" if cell.mark else ""
-    small = [_text(part) for part in (cell.detail, cell.paper and f"paper {cell.paper}") if part]
+    paper = f"paper {cell.paper}" if cell.paper and with_paper else ""
+    small = [_text(part) for part in (cell.detail, paper) if part]
     return text + "".join(f"<br><sub>{part}</sub>" for part in small)
 
 

@@ -18,6 +18,8 @@ class Cell:
     """▲ or ▼: ours is higher or lower than the paper's, outside the combined error."""
     title: str = ""
     """Shown when the pointer rests on it."""
+    comparable: bool = True
+    """Whether ours has the paper's budget, so that the two should agree."""
 
 
 NOTHING = Cell("–")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from ..estimators import DESCRIPTIONS
 from ..paper.grid import Entry, Experiment
-from ..paper.settings import TIMED_ON
+from ..paper.settings import STEPS, TIMED_ON
 from ..training.config import Config
 from .collect import Group, key
 from .metrics import METRICS, is_best
@@ -115,7 +115,7 @@ def _cell(
     else:
         paper = fixed(published) if published else ""
     if entry not in numbers:
-        return Cell(NOTHING.text, paper, title="not run")
+        return Cell(NOTHING.text, paper, title="not run", comparable=False)
     ours, group = numbers[entry], found[entry]
     seeds = ", ".join(map(str, group.seeds))
     title = f"{plural(group.steps, 'step')}; {'seeds' if len(group.seeds) > 1 else 'seed'} {seeds}"
@@ -128,11 +128,12 @@ def _cell(
             return Cell(milliseconds, paper, best=best, title=title)
         return Cell(f"{ours.mean / base.mean:.2f}×", paper, milliseconds, best, title=title)
     mark = ""
-    if published and outside(ours, published):
+    comparable = group.steps >= STEPS
+    if published and comparable and outside(ours, published):
         mark = "▲" if ours.mean > published.mean else "▼"
         side = "higher" if mark == "▲" else "lower"
         title += f"; {side} than the paper's by {abs(ours.mean - published.mean):.2f}"
-    return Cell(fixed(ours), paper, best=best, mark=mark, title=title)
+    return Cell(fixed(ours), paper, best=best, mark=mark, title=title, comparable=comparable)
 
 
 def _reference(experiment: Experiment, rivals: Sequence[Entry]) -> Entry | None:
