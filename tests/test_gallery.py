@@ -8,7 +8,10 @@ import pytest
 
 GALLERY = Path(__file__).parent.parent / "examples" / "gallery"
 SMALL = {
+    "addition": ["--steps", "50", "--seeds", "1"],
     "advantages": ["--draws", "1000"],
+    "black_box": ["--steps", "20", "--seeds", "1"],
+    "free_energy": ["--steps", "20"],
     "subsets": ["--steps", "5", "--seeds", "1"],
 }
 pytestmark = pytest.mark.usefixtures("standard_promotion")
