@@ -115,7 +115,7 @@ def main() -> None:
         axes.plot(SAMPLES * np.arange(1, len(curve) + 1), curve, label=name, linewidth=0.9)
     Console().print(table)
     axes.axhline(known, color="0.6", linestyle=":", label="local search")
-    axes.set(xlabel="simulations", ylabel="cost", ylim=(0.9 * known, 3 * known))
+    axes.set(xlabel="simulations", ylabel="cost", ylim=(0.9 * known, 1.7 * known))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(options.out, dpi=130)

@@ -10,6 +10,7 @@ summed, so how close it comes is known. Writes `free_energy.png`.
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -81,7 +82,7 @@ def distribution(spins):
 def train(estimator, J, steps, seed):
     """F(q) along the way, each from 2,000 samples."""
     spins_key, key = jax.random.split(jax.random.key(seed))
-    spins = Spins(spins_key)
+    spins: Any = Spins(spins_key)
     cv = estimator.init(key, distribution(spins))
     optimizer, cv_optimizer = optax.adam(3e-3), sg.cv_optimizer(estimator)
 
