@@ -1,7 +1,10 @@
 """The code in the documentation runs."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -72,3 +75,33 @@ def test_readme_shows_the_commands():
     for command in ("run", "test", "docs"):
         assert f"make {command}" in readme
         assert f"\n{command}:" in makefile
+
+
+DEVICES = """
+import jax, jax.numpy as jnp, numpy as np
+for block in {blocks!r}:
+    exec(block)
+assert jax.device_count() == 2
+assert len(grads.parameters.sharding.device_set) == 2
+one = jax.device_put((logits, cv), jax.devices()[0])
+_, alone = gradients(*one, jax.random.key(1))
+for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(alone), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+assert logits_grad.shape == (8, 20)
+assert jax.tree.all(jax.tree.map(lambda g: bool(jnp.all(jnp.isfinite(g))), cv_grad))
+print("done")
+"""
+
+
+def test_devices():
+    """The page's code on two devices; the first half gives what one device gives."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    code = DEVICES.format(blocks=python_blocks("docs/devices.md"))
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "XLA_FLAGS": flags},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert run.stdout == "done\n", run.stderr[-3000:]

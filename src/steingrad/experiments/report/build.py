@@ -13,10 +13,10 @@ from .parts import Block, Cell, Report, Section, Table
 from .tables import column, experiment_tables, find_groups
 
 NUMBERS = (
-    "Numbers are means ± standard errors over seeds. Below each, smaller, stands the paper's. Bold "
-    "is the best of ours in its column and block, biased ones aside. ▲ and ▼ mark numbers that are "
-    "higher or lower than the paper's by more than twice the combined standard error, where the "
-    "steps are as many."
+    "Numbers are means ± standard errors over seeds. Below each, smaller, stands the paper's{where}. "
+    "Bold is the best of ours in its column and block, biased ones aside. Where the steps are as "
+    "many, ▲ and ▼ mark numbers that are higher or lower than the paper's by more than twice the "
+    "combined standard error."
 )
 OWN_NUMBERS = (
     "Numbers are means ± standard errors over seeds; one seed has no error. Bold is the best in "
@@ -66,8 +66,9 @@ def build(collection: Collection) -> Report:
     missing = [f"Not run: {'; '.join(absent)}."] if absent else []
     return Report(
         "The paper's experiments with steingrad",
-        (found, *short, *full, NUMBERS, CURVES, *missing),
-        (found, *full, NUMBERS),  # each table says how far it is from the paper's budget
+        (found, *short, *full, NUMBERS.format(where=""), CURVES, *missing),
+        # Each table says how far it is from the paper's budget.
+        (found, *full, NUMBERS.format(where=" where the steps are as many")),
         tuple(sections),
     )
 
