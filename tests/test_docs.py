@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax.numpy as jnp
 import pytest
 
 ROOT = Path(__file__).parent.parent

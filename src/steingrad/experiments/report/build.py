@@ -13,10 +13,10 @@ from .parts import Block, Cell, Report, Section, Table
 from .tables import column, experiment_tables, find_groups
 
 NUMBERS = (
-    "Numbers are means ± standard errors over seeds. Below each, smaller, stands the paper's{where}. "
-    "Bold is the best of ours in its column and block, biased ones aside. Where the steps are as "
-    "many, ▲ and ▼ mark numbers that are higher or lower than the paper's by more than twice the "
-    "combined standard error."
+    "Numbers are means ± standard errors over seeds. Below each, smaller, stands the paper's"
+    "{where}. Bold is the best of ours in its column and block, biased ones aside. Where the steps "
+    "are as many, ▲ and ▼ mark numbers that are higher or lower than the paper's by more than "
+    "twice the combined standard error."
 )
 OWN_NUMBERS = (
     "Numbers are means ± standard errors over seeds; one seed has no error. Bold is the best in "
