@@ -98,11 +98,11 @@ class Subset(FromLogits):
     @property
     def mean(self) -> Float[Array, "*batch d"]:
         """The probability of each element to be a member."""
-        return self._mean().astype(self.dtype)
+        return self.marginals.astype(self.dtype)
 
     def slope(self, gradient):
         # But for a constant, the covariance is nearly diagonal.
-        mean = self._mean()
+        mean = self.marginals
         return gradient, mean * (1 - mean)
 
     @property
@@ -133,7 +133,7 @@ class Subset(FromLogits):
         return jnp.where(inside, log_prob, -jnp.inf)
 
     def score(self, x):
-        return x.astype(self._logits.dtype) - self._mean()
+        return x.astype(self._logits.dtype) - self.marginals
 
     def index(self, x):
         """Of each member, in order: the number of elements before it that are not members."""
@@ -234,7 +234,9 @@ class Subset(FromLogits):
         end, include = jax.lax.scan(step, start.at[..., 0].set(0), logits)
         return include, end[..., -1]
 
-    def _mean(self) -> Float[Array, "*batch d"]:
+    @property
+    def marginals(self) -> Float[Array, "*batch d"]:
+        """The mean in the type of computation, at least float32, from 0 to 1."""
         include = self.inclusion
 
         def step(missing, include):
@@ -244,7 +246,7 @@ class Subset(FromLogits):
 
         start = jnp.zeros(include.shape[1:], include.dtype).at[..., -1].set(1)
         _, mean = jax.lax.scan(step, start, include, reverse=True)
-        return jnp.moveaxis(mean, 0, -1)
+        return jnp.clip(jnp.moveaxis(mean, 0, -1), 0, 1)  # rounding may lead beyond
 
 
 def _pick(array: Array, elements: Int[Array, "... c n"]) -> Array:

@@ -191,6 +191,8 @@ class Bronco(Estimator):
             number = cv.effect[..., 1] + ERROR * jnp.mean(cv.effect[..., 1]) + TINY
             slope = Slope(None, cv.effect[..., 0] / number)
         linear = flips.linear_change(slope).astype(at.fx.dtype)
+        # Where q is 0, f with log q in it has an infinite slope, which must not set the scale.
+        linear = jnp.where(conditional > 0, linear, 0)
         scale = past = cv.change / (cv.flips + TINY)
         if self.use_gradient:
             now = jnp.mean(jnp.abs(linear))

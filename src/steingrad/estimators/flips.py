@@ -113,7 +113,7 @@ def flips_of(dist: Distribution, x: Float[Array, "..."]) -> Flips:
             dist, tuple(flips_of(part, own.astype(part.dtype)) for part, own in states)
         )
     if isinstance(dist, Subset):
-        return Swaps(dist, x, dist.mean.astype(dist.score(x).dtype))
+        return Swaps(dist, x, dist.marginals)
     return CoordinateFlips(dist, x, Gibbs(scan="own").neighbours(dist, x))
 
 
@@ -174,7 +174,7 @@ class Swaps(Flips):
     r"""A bit of a `Subset` and a random partner, so that there still are $k$ ones.
 
     $\partial_i E[f] = \mu_i (1 - \mu_i) (E[f \mid x_i = 1] - E[f \mid x_i = 0])$. If $x_i = 1$, the
-    state with $i$ out and a partner $j$ in, drawn with `partners`, has the distribution of $x$
+    state with $i$ out and a partner $j$ in, drawn with `chances`, has the distribution of $x$
     given $x_i = 0$, and the other way round. So $\mu_i (1 - \mu_i)$ times the change of $f$, or its
     negative if $x_i = 1$, has the mean $\partial_i E[f]$.
     """
@@ -212,7 +212,7 @@ class Swaps(Flips):
         return True
 
     def draw_partners(self, slots, key):
-        probability = self.partners(slots)
+        probability = self.chances(slots)
         below = jnp.cumsum(probability, axis=-1)
         uniform = jax.random.uniform(key, slots.shape, below.dtype)[..., None]
         # Never one of probability 0, whatever was rounded.
@@ -223,11 +223,13 @@ class Swaps(Flips):
 
     def by_chance(self, slots, partners, slope):
         gradient = self._gradient(slope)
+        # Partners of other parts' slots may lie outside, and are not used.
+        partners = jnp.clip(partners, 0, self.mean.shape[-1] - 1)
         at = lambda array, element: take(array[None], element[..., None])[..., 0]
         sign = jnp.where(at(self.x, slots) > 0.5, 1, -1).astype(gradient.dtype)
         partner = at(gradient, partners)
         change = sign * (partner - at(gradient, slots))
-        expected = jnp.sum(self.partners(slots) * gradient, axis=-1)
+        expected = jnp.sum(self.chances(slots) * gradient, axis=-1)
         guessed = at(self.linear_change(slope)[..., 0], slots)
         return change - guessed, sign * (partner - expected)
 
@@ -235,8 +237,8 @@ class Swaps(Flips):
         if slope.effect is not None:
             difference = slope.effect[:, 1] - slope.effect[:, 0]
             return jnp.broadcast_to(difference.astype(self.mean.dtype), self.x.shape)
-        assert slope.gradient is not None
-        return slope.gradient.astype(self.mean.dtype)
+        # Elements that are never members have none: f with log q in it is infinite there.
+        return jnp.where(self.mean > 0, slope.gradient.astype(self.mean.dtype), 0)
 
     def gradient(self, change):
         sign = jnp.where(self.x > 0.5, -1, 1).astype(change.dtype)
@@ -254,7 +256,7 @@ class Swaps(Flips):
         moved = (elements == slots[..., None]) ^ (elements == partners[..., None])
         return jnp.where(moved, 1 - self.x, self.x)
 
-    def partners(self, slots: Int[Array, "flips ..."]) -> Float[Array, "flips ... d"]:
+    def chances(self, slots: Int[Array, "flips ..."]) -> Float[Array, "flips ... d"]:
         r"""The probability of each element to be the partner of bit $i$.
 
         Without $i$, $A$ of $k - 1$ and $B$ of $k$ elements are drawn element by element, from the
@@ -279,14 +281,16 @@ class Swaps(Flips):
         hazard = jnp.clip(jnp.where(bit, 0, hazard), 0, 1)
         after = jnp.cumprod(1 - hazard[..., ::-1], axis=-1)[..., ::-1]
         survives = jnp.concatenate([after[..., 1:], jnp.ones_like(after[..., :1])], axis=-1)
-        return hazard * survives
+        partners = hazard * survives
+        total = jnp.sum(partners, axis=-1, keepdims=True)
+        return partners / jnp.where(total > 0, total, 1)
 
 
 class JointFlips(Flips):
     """Those of the parts, one after the other: slots `[..., N, 1]`."""
 
     joint: Joint
-    parts: tuple[Flips, ...]
+    parts: tuple[Any, ...]  # Flips, which all know their x
 
     @property
     def conditional(self):
@@ -321,13 +325,14 @@ class JointFlips(Flips):
         return drawn
 
     def by_chance(self, slots, partners, slope):
-        total: Any = 0.0, 0.0
+        total: list[Any] = [0.0, 0.0]
+        dtype = self.conditional.dtype
         local = zip(self._local(slots), self._slopes(slope), strict=True)
         for (part, _, own, inside), s in local:
             if part.has_partners:
-                first, second = part.by_chance(own, partners, s)
-                total = jnp.where(inside, first, total[0]), jnp.where(inside, second, total[1])
-        return total
+                terms = (term.astype(dtype) for term in part.by_chance(own, partners, s))
+                total = [jnp.where(inside, term, t) for term, t in zip(terms, total, strict=True)]
+        return total[0], total[1]
 
     def _slopes(self, slope: Slope) -> list[Slope]:
         if slope.effect is None:
@@ -365,17 +370,14 @@ class JointFlips(Flips):
 
     def points(self, slots, partners):
         states = []
-        for (part, dist, local, inside), x in zip(
-            self._local(slots), self.joint.each(self.x), strict=True
-        ):
+        for part, dist, local, inside in self._local(slots):
             inside = expand(inside, inside.ndim + dist.event_ndim)
-            states.append(jnp.where(inside, part.points(local, partners), x))
+            states.append(jnp.where(inside, part.points(local, partners), part.x))
         return self.joint.join(states)
 
     @property
     def x(self):
-        parts: Any = self.parts
-        return self.joint.join([part.x for part in parts])
+        return self.joint.join([part.x for part in self.parts])
 
     @property
     def _shapes(self) -> list[tuple[int, ...]]:
@@ -394,5 +396,6 @@ class JointFlips(Flips):
 
 def _stack(pieces: list[Array]) -> Array:
     """Arrays over slots, `[..., c, n]`, as one `[..., N, 1]`."""
-    flat = [piece.reshape(*piece.shape[:-2], -1, 1) for piece in pieces]
+    widest = max((piece.dtype for piece in pieces), key=lambda dtype: dtype.itemsize)
+    flat = [piece.reshape(*piece.shape[:-2], -1, 1).astype(widest) for piece in pieces]
     return jnp.concatenate(flat, axis=-2)
