@@ -92,6 +92,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_devices():
     """The page's code on two devices; the first half gives what one device gives."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"

@@ -160,13 +160,15 @@ def test_unbiased_on_a_product(estimator):
 
 BY_PARTS = [
     (sg.DisARM(4), sg.Bernoulli),
-    (sg.ARMS(3), sg.Bernoulli),
-    (sg.StraightThrough(2), sg.Categorical),
-    (sg.ReinMax(2), sg.Bernoulli),
     (sg.CARMS(3), sg.Categorical),
-    (sg.DisARMIW(2), sg.Categorical),
-    (sg.DisARMSB(2), sg.Categorical),
-    (sg.GumbelSoftmax(2), sg.Categorical),
+    *slow(
+        (sg.ARMS(3), sg.Bernoulli),
+        (sg.StraightThrough(2), sg.Categorical),
+        (sg.ReinMax(2), sg.Bernoulli),
+        (sg.DisARMIW(2), sg.Categorical),
+        (sg.DisARMSB(2), sg.Categorical),
+        (sg.GumbelSoftmax(2), sg.Categorical),
+    ),
 ]
 
 

@@ -31,7 +31,7 @@ from steingrad.estimators.flips import (
     num_values,
 )
 
-NAMES = ["bernoulli", "categorical3", "ordinal3", "subset"]
+NAMES = ["bernoulli", "categorical3", "ordinal3"]
 
 
 def problems():
@@ -117,7 +117,7 @@ def mean_over_everything(estimator, cv, dist, f, estimate=corrected):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", [*NAMES, "joint", *slow("product")])
+@pytest.mark.parametrize("name", [*NAMES, "joint", *slow("subset", "product")])
 @pytest.mark.parametrize(("num_samples", "flips"), [(1, 1), *slow((1, 2), (2, 1))])
 @pytest.mark.parametrize("use_gradient", [True, *slow(False)])
 def test_unbiased_for_any_state(name, num_samples, flips, use_gradient):
@@ -131,7 +131,9 @@ def test_unbiased_for_any_state(name, num_samples, flips, use_gradient):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", [*NAMES, *slow("joint")])
+@pytest.mark.parametrize(
+    "name", ["bernoulli", "subset", *slow("categorical3", "ordinal3", "joint")]
+)
 def test_a_guess_that_sees_the_flip_is_caught(name):
     dist = problems()[name]
     estimator = sg.Bronco(1, 1)
@@ -169,7 +171,7 @@ def test_flips_are_neighbours_and_a_slot_each(name):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("k", [1, 3, *slow(2, 5)])
+@pytest.mark.parametrize("k", [3, *slow(1, 2, 5)])
 def test_a_partner_leaves_the_distribution_of_the_other_value(k):
     """x given x_i = 1, with i out and its partner in, is x given x_i = 0; and the other way."""
     dist = sg.Subset(2 * normal(3, 6), k)

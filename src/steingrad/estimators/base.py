@@ -63,7 +63,9 @@ class Estimator(eqx.Module):
             return None
         *most, last = (kind.__name__ for kind in self.distributions)
         kinds = f"{', '.join(most)} and {last}" if most else last
-        kinds += ", and on a Joint of such parts" if self.by_parts else ""
+        kinds += (
+            ", and on a Joint of such parts" if self.by_parts and isinstance(dist, Joint) else ""
+        )
         return (
             f"{type(self).__name__} works on {kinds}, but was given {type(dist).__name__}. RLOO "
             "and Rodeo take any distribution."

@@ -86,6 +86,7 @@ class TestTables:
         }
         assert "lower than the paper's by 0.81" in cells["Double CV"][0].title
         assert "paper −102.14 ± 0.06" in summary(report, "results")
+        assert to_html(report).count('class="mark"') >= 1
 
     def test_bound_of_k_samples_stands_beside_the_published_one(self, runs):
         tables = [p for p in parts(report_of(runs), "test-bound").parts if not p.words]
