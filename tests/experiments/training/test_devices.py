@@ -150,6 +150,17 @@ def test_half_an_environment(processes, process):
         join(given)
 
 
-def test_no_others():
-    join({})
-    join({"SLURM_NTASKS": "1", "OMPI_COMM_WORLD_SIZE": ""})
+@pytest.mark.parametrize(
+    ("environment", "joins"),
+    [
+        ({}, []),
+        ({"SLURM_NTASKS": "1", "OMPI_COMM_WORLD_SIZE": ""}, []),
+        ({"SLURM_NTASKS": "2"}, [()]),
+        ({ADDRESS: "host:1", PROCESSES: "2", PROCESS: "1"}, [("host:1", 2, 1)]),
+    ],
+)
+def test_others_are_joined_if_there_are_any(environment, joins, monkeypatch):
+    called = []
+    monkeypatch.setattr("jax.distributed.initialize", lambda *where, **_: called.append(where))
+    join(environment)
+    assert called == joins
