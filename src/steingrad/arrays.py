@@ -1,7 +1,10 @@
 """Array helpers that several rooms share."""
 
 import functools
+import itertools
+import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -60,6 +63,23 @@ def scatter(updates: Array, index: Int[Array, "... n"], size: int) -> Array:
         rows, updates.reshape(rows.shape)
     )
     return summed.reshape(*shape[:-1], size)
+
+
+def stack_slots(pieces: Sequence[Array]) -> Shaped[Array, "... N 1"]:
+    """What belongs to the slots of several parts, each `[..., c, n]`, one after the other, in the
+    widest type."""
+    widest = max((piece.dtype for piece in pieces), key=lambda dtype: dtype.itemsize)
+    flat = [piece.reshape(*piece.shape[:-2], -1, 1).astype(widest) for piece in pieces]
+    return jnp.concatenate(flat, axis=-2)
+
+
+def split_slots(
+    stacked: Shaped[Array, "... N 1"], shapes: Sequence[tuple[int, ...]]
+) -> list[Array]:
+    """The inverse of `stack_slots`, given (c, n) of each part."""
+    ends = list(itertools.accumulate(map(math.prod, shapes)))[:-1]
+    pieces = jnp.split(stacked[..., 0], ends, axis=-1)
+    return [own.reshape(*own.shape[:-1], *shape) for own, shape in zip(pieces, shapes, strict=True)]
 
 
 def event_axes(x: Array, fx: Array) -> tuple[int, ...]:

@@ -2,10 +2,12 @@
 
 import itertools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 import steingrad as sg
 from marks import slow
@@ -20,6 +22,8 @@ from problems import (
     table,
     values_and_gradients,
 )
+from significance import passes, z_scores
+from steingrad.estimators import rebar
 
 KEY = jax.random.key(0)
 
@@ -185,6 +189,58 @@ def test_a_part_after_the_other_is_one_distribution(estimator, kind):
     np.testing.assert_allclose(jnp.concatenate(apart, axis=1), together, atol=1e-12)
 
 
+@pytest.mark.usefixtures("x64")
+def test_double_cv():
+    """Bits in nested parts are bits in one."""
+    logits, estimator = normal(0, (5, 3)), sg.DoubleCV(3)
+    one = sg.Bernoulli(logits)
+    inner = sg.Joint([sg.Bernoulli(logits[:, 1:2]), sg.Bernoulli(logits[:, 2:])])
+    two = sg.Joint(a=sg.Bernoulli(logits[:, :1]), b=inner)
+    x = one.sample(KEY, (3,))
+    fx, dfx = values_and_gradients(objective(one), x)
+    cv = random_cv(estimator)
+    together = estimator.estimate(cv, one, x, fx, dfx)
+    apart = estimator.estimate(cv, two, x, fx, dfx)
+    assert set(apart) == {"a", "b"}
+    pieces = [apart["a"], *apart["b"]]
+    np.testing.assert_allclose(jnp.concatenate(pieces, axis=1), together, atol=1e-12)
+
+
+def relaxed_scores(estimator):
+    """Of the gradient with respect to bits, and to bits and categories in a part of its own."""
+    inner = sg.Joint([sg.Categorical(normal(1, (1, 3))), sg.Bernoulli(normal(2, 1))])
+    dist = sg.Joint(a=sg.Bernoulli(normal(0, 2)), b=inner)
+    f = lambda x: jnp.sin(jnp.sum(x["a"], -1) + 2 * x["b"][0][..., 0, 1]) - x["b"][1][..., 0] ** 2
+    cv, flat = estimator.init(KEY, dist), lambda tree: ravel_pytree(tree)[0]
+    where = lambda cv: (cv.log_temperature, cv.scale)
+    if hasattr(cv, "scale"):  # where they start, the relaxation is nearly the sample
+        cv = eqx.tree_at(where, cv, (jnp.full((), -0.5), jnp.full((), 0.8)))
+    draw = lambda key: flat(estimator.value_and_grad(f, dist, cv, key=key)[1].parameters)
+    return z_scores(draw, flat(sg.exact_gradient(f, dist)))
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    "estimator", [sg.Rebar(1), *slow(sg.Relax(2), sg.ModifiedRelax(2))], ids=repr
+)
+def test_relaxations(estimator):
+    assert passes(relaxed_scores(estimator))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+def test_relaxations_of_categories_differentiated_by_half(monkeypatch):
+    """z̃ of the categories without its own dependence on their logits: biased, and seen to be."""
+
+    def z_tilde(noise, logits):
+        fixed = isinstance(noise.dist, sg.Categorical)
+        logits = jax.lax.stop_gradient(logits) if fixed else logits
+        return rebar.conditional(noise.dist, logits, noise.x, noise.of_z_tilde)
+
+    monkeypatch.setattr(rebar.Noise, "z_tilde", z_tilde)
+    assert not passes(relaxed_scores(sg.Rebar(1)))
+
+
 def test_parts_are_drawn_independently_and_samples_together():
     """Antithetic in each part, and no two parts alike."""
     q = sg.Joint([sg.Bernoulli(jnp.zeros((4000, 1))), sg.Bernoulli(jnp.zeros((4000, 1)))])
@@ -200,8 +256,11 @@ def test_each_part_must_be_allowed():
     assert grads.parameters["b"].shape == (1, 3)
     with pytest.raises(ValueError, match="DisARM works on Bernoulli, and on a Joint of such parts"):
         sg.value_and_grad(f, q, sg.DisARM(2), key=KEY)
-    with pytest.raises(ValueError, match="DoubleCV works on Bernoulli, but was given Joint"):
-        sg.value_and_grad(f, q, sg.DoubleCV(2), key=KEY)
+    ordinal = sg.Joint([sg.Ordinal(jnp.zeros((1, 3)), (0, 1, 2))])
+    with pytest.raises(
+        ValueError, match="Relax works on Bernoulli and Categorical, and on a Joint"
+    ):
+        sg.Relax().sample(KEY, ordinal)
 
 
 @pytest.mark.slow
@@ -250,7 +309,7 @@ def test_inputs_are_checked():
     with pytest.raises(ValueError, match=r"share their batch_shape, but .*\[\(\), \(3,\)\]"):
         sg.Joint(a=bits, b=sg.Bernoulli(jnp.zeros((3, 2))))
     dist = sg.Joint(a=bits, b=sg.Categorical(jnp.zeros((1, 3))))
-    for estimator in (sg.DoubleCV(2), sg.DisARM(2), sg.Relax()):
+    for estimator in (sg.DoubleCV(2), sg.DisARM(2)):
         with pytest.raises(ValueError, match=r"but was given Joint. RLOO and Rodeo take any"):
             estimator.sample(KEY, dist)
     with pytest.raises(ValueError, match="leave num_coordinates at None"):

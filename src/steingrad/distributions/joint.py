@@ -26,9 +26,8 @@ class Joint(Distribution):
     is one array, the parts' entries one after the other along its last axis, of shape
     `[*batch, D]`; `split` takes it apart and `merge` puts it together.
 
-    Estimators that take any distribution take a `Joint`, and most of the others one of parts that
-    they take (all but `DoubleCV`, `Rebar`, `Relax` and `ModifiedRelax`, whose control variates are
-    for one kind). An operator's neighbours are those of the parts.
+    Estimators that take any distribution take a `Joint`, and the others one of parts that they
+    take. An operator's neighbours are those of the parts.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> q = Joint(on=sg.Bernoulli(jnp.zeros(2)), colour=sg.Categorical(jnp.zeros((1, 3))))

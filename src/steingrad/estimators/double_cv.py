@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from ..arrays import as_index, compute_dtype, mean_of_others, mean_of_samples
 from ..distributions import Bernoulli
 from .base import Estimator, check_num_samples
+from .parts import apart, arranged, merged
 
 
 class DoubleCV(Estimator):
@@ -42,6 +43,7 @@ class DoubleCV(Estimator):
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
     distributions: ClassVar = (Bernoulli,)
+    by_parts: ClassVar = True
 
     def __check_init__(self):
         check_num_samples("DoubleCV", self.num_samples, 2, "each control variate seeing the others")
@@ -56,9 +58,12 @@ class DoubleCV(Estimator):
     def gradient(self, cv, dist, at):
         assert at.dfx is not None
         alpha = cv.alpha.astype(at.fx.dtype)
-        logits = dist.parameters.astype(compute_dtype(dist.parameters))
+        # The bits of all parts of a Joint together.
+        logits = merged(dist, [part.parameters for part, _ in apart(dist, at.x)])
+        logits = logits.astype(compute_dtype(logits))
         variance = jax.nn.sigmoid(logits) * jax.nn.sigmoid(-logits)
-        score = dist.score(at.x)  # x − θ
+        score = Bernoulli(logits).score(at.x)  # x − θ
         pseudo = at.fx + alpha * jnp.sum(mean_of_others(at.dfx) * score, axis=-1)
         signal = pseudo - mean_of_others(pseudo)
-        return mean_of_samples(signal[..., None] * score - alpha * variance * at.dfx)
+        g = mean_of_samples(signal[..., None] * score - alpha * variance * at.dfx)
+        return arranged(dist, [own for _, own in apart(dist, g)])

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from ..arrays import expand, take
+from ..arrays import expand, split_slots, stack_slots, take
 from ..distributions import Joint, Ordinal, Subset
 from ..distributions.base import Distribution
 from ..operators import Gibbs
@@ -294,23 +294,23 @@ class JointFlips(Flips):
 
     @property
     def conditional(self):
-        return _stack([part.conditional for part in self.parts])
+        return stack_slots([part.conditional for part in self.parts])
 
     @property
     def here(self):
-        return _stack([part.here for part in self.parts])
+        return stack_slots([part.here for part in self.parts])
 
     @property
     def there(self):
-        return _stack([part.there for part in self.parts])
+        return stack_slots([part.there for part in self.parts])
 
     @property
     def squared_step(self):
-        return _stack([part.squared_step for part in self.parts])
+        return stack_slots([part.squared_step for part in self.parts])
 
     def linear_change(self, slope):
         own = zip(self.parts, self._slopes(slope), strict=True)
-        return _stack([part.linear_change(s) for part, s in own])
+        return stack_slots([part.linear_change(s) for part, s in own])
 
     @property
     def has_partners(self):
@@ -342,13 +342,8 @@ class JointFlips(Flips):
         return [Slope(None, own) for own in pieces]
 
     def gradient(self, change):
-        gradients, start = [], 0
-        for part, shape in zip(self.parts, self._shapes, strict=True):
-            stop = start + math.prod(shape)
-            own = change[..., start:stop, 0]
-            gradients.append(part.gradient(own.reshape(*own.shape[:-1], *shape)))
-            start = stop
-        return self.joint.named(gradients)
+        own = zip(self.parts, split_slots(change, self._shapes), strict=True)
+        return self.joint.named([part.gradient(change) for part, change in own])
 
     def spread(self, numbers):
         pieces, start = [], 0
@@ -392,10 +387,3 @@ class JointFlips(Flips):
             inside = (local >= 0) & (local < count)
             yield part, dist, jnp.clip(local, 0, count - 1), inside
             start += count
-
-
-def _stack(pieces: list[Array]) -> Array:
-    """Arrays over slots, `[..., c, n]`, as one `[..., N, 1]`."""
-    widest = max((piece.dtype for piece in pieces), key=lambda dtype: dtype.itemsize)
-    flat = [piece.reshape(*piece.shape[:-2], -1, 1).astype(widest) for piece in pieces]
-    return jnp.concatenate(flat, axis=-2)

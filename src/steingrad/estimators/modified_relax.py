@@ -39,6 +39,7 @@ class ModifiedRelax(Estimator):
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
     surrogate: MLPSurrogate = MLPSurrogate()
     distributions: ClassVar = (Bernoulli, Categorical)
+    by_parts: ClassVar = True
 
     def __check_init__(self):
         why = "h_k being made of the other samples"

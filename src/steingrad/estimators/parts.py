@@ -1,13 +1,50 @@
-"""Estimators that are, on a `Joint`, what they are on each of its parts."""
+"""Estimators on a `Joint` of parts that they take."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from ..distributions import Joint
+from ..distributions.base import Distribution
 from .base import check_distribution
+
+
+def apart(dist: Distribution, x: Float[Array, "..."]) -> list[tuple[Any, Float[Array, "..."]]]:
+    """The parts that are no joints themselves, each with its share of a state or a gradient."""
+    if not isinstance(dist, Joint):
+        return [(dist, x)]
+    each = zip(dist.parts, dist.each(x), strict=True)
+    return [inner for part, own in each for inner in apart(part, own)]
+
+
+def merged(dist: Distribution, pieces: Sequence[Float[Array, "..."]]) -> Float[Array, "..."]:
+    """The inverse of `apart`, in the pieces' own type."""
+    if not isinstance(dist, Joint):
+        return pieces[0]
+    parts = [part for part, _ in apart(dist, jnp.zeros((*dist.batch_shape, *dist.event_shape)))]
+    flat = [
+        piece.reshape(*piece.shape[: piece.ndim - part.event_ndim], -1)
+        for part, piece in zip(parts, pieces, strict=True)
+    ]
+    widest = max((piece.dtype for piece in flat), key=lambda dtype: dtype.itemsize)
+    return jnp.concatenate([piece.astype(widest) for piece in flat], axis=-1)
+
+
+def arranged(dist: Distribution, pieces: Sequence[Any]) -> Any:
+    """What belongs to the parts of `apart`, arranged like the distribution's parameters."""
+    left = iter(pieces)
+
+    def of(dist):
+        if not isinstance(dist, Joint):
+            return next(left)
+        return dist.named([of(part) for part in dist.parts])
+
+    return of(dist)
 
 
 def samples_parts(sample: Callable) -> Callable:

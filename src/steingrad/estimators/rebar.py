@@ -8,13 +8,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..arrays import as_index, compute_dtype, weighted_mean
-from ..distributions import Bernoulli, Categorical
+from ..distributions import Bernoulli, Categorical, Joint
 from ..distributions.base import Distribution
 from ..objective import Evaluated
 from .base import Estimator, check_num_samples
+from .parts import apart, arranged, merged
 
 
 class Rebar(Estimator):
@@ -31,7 +32,8 @@ class Rebar(Estimator):
     table lookup, or sampling further discrete variables, is not. For such an $f$ pass a continuous
     `relaxation` of it to `value_and_grad`, which takes its place in $c$; any function will do, and
     the nearer it is to $f$, the lower the variance. $f$ is evaluated at $x$, $f$ or its relaxation
-    at $z$ and $\tilde z$: three times for each sample. For `Bernoulli` and `Categorical`.
+    at $z$ and $\tilde z$: three times for each sample. For `Bernoulli` and `Categorical`, also
+    side by side in a `Joint`.
 
     Reference: Tucker, Mnih, Maddison, Lawson, Sohl-Dickstein, "REBAR: Low-variance, unbiased
     gradient estimates for discrete latent variable models", NeurIPS 2017.
@@ -54,6 +56,7 @@ class Rebar(Estimator):
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
     distributions: ClassVar = (Bernoulli, Categorical)
+    by_parts: ClassVar = True
 
     def __check_init__(self):
         check_num_samples(
@@ -100,27 +103,53 @@ def relaxed_estimate(
     dist: Distribution,
     at: Evaluated,
     signal: Float[Array, "samples ..."],
-) -> Float[Array, "..."]:
+) -> Any:
     r"""$\frac1K \sum_k (r_k - c(\tilde z_k)) \, s(x_k) + \nabla_\eta c(z_k) - \nabla_\eta
     c(\tilde z_k)$, where $r_k$, the `signal`, is f with or without a baseline."""
-    x, key = at.x, at.key
-    if key is None:
+    if at.key is None:
         raise ValueError("REBAR and RELAX draw noise: pass key=... to `estimate`.")
-    logits = finite(dist, dist.parameters.astype(compute_dtype(dist.parameters)))
-    logits = jnp.broadcast_to(logits, x.shape)  # a copy for each sample, hence a gradient for each
-    draw = jax.random.logistic if isinstance(dist, Bernoulli) else jax.random.gumbel
-    noise, noise_tilde = draw(key, (2, *x.shape), logits.dtype)
-    # z has the law of z given x too, x being a sample: draw it so, and keep the noise of that z.
-    noise = conditional(dist, logits, x, noise) - location(dist, logits)
+    parts = apart(dist, at.x)
+    keys = jax.random.split(at.key, len(parts)) if isinstance(dist, Joint) else [at.key]
+    noises = [Noise.draw(*part, key) for part, key in zip(parts, keys, strict=True)]
 
     def difference(logits):
-        z = location(dist, logits) + noise
-        z_tilde = conditional(dist, logits, x, noise_tilde)
+        z = merged(dist, [n.z(own) for n, own in zip(noises, logits, strict=True)])
+        z_tilde = merged(dist, [n.z_tilde(own) for n, own in zip(noises, logits, strict=True)])
         c, c_tilde = control(jnp.stack([z, z_tilde]))
         return jnp.sum(c - c_tilde), c_tilde
 
+    logits = [noise.logits for noise in noises]
     reparameterised, c_tilde = jax.grad(difference, has_aux=True)(logits)
-    return weighted_mean(signal - c_tilde, dist.score(x)) + jnp.mean(reparameterised, axis=0)
+    means = arranged(dist, [jnp.mean(gradient, axis=0) for gradient in reparameterised])
+    score = weighted_mean(signal - c_tilde, dist.score(at.x))
+    return jax.tree.map(jnp.add, score, means)
+
+
+class Noise(eqx.Module):
+    """What z and z̃ of the samples are made of, beside the logits."""
+
+    dist: Distribution
+    x: Float[Array, "samples ..."]
+    logits: Float[Array, "samples ..."]
+    """A copy for each sample, hence a gradient for each."""
+    of_z: Float[Array, "samples ..."]
+    of_z_tilde: Float[Array, "samples ..."]
+
+    @classmethod
+    def draw(cls, dist: Any, x: Float[Array, "samples ..."], key: PRNGKeyArray) -> "Noise":
+        logits = finite(dist, dist.parameters.astype(compute_dtype(dist.parameters)))
+        logits = jnp.broadcast_to(logits, x.shape)
+        draw = jax.random.logistic if isinstance(dist, Bernoulli) else jax.random.gumbel
+        noise, noise_tilde = draw(key, (2, *x.shape), logits.dtype)
+        # z has the law of z given x too, x being a sample: draw it so, and keep the noise of it.
+        noise = conditional(dist, logits, x, noise) - location(dist, logits)
+        return cls(dist, x, logits, noise, noise_tilde)
+
+    def z(self, logits: Float[Array, "samples ..."]) -> Float[Array, "samples ..."]:
+        return location(self.dist, logits) + self.of_z
+
+    def z_tilde(self, logits: Float[Array, "samples ..."]) -> Float[Array, "samples ..."]:
+        return conditional(self.dist, logits, self.x, self.of_z_tilde)
 
 
 def finite(dist: Distribution, logits: Array) -> Array:
@@ -152,6 +181,8 @@ def conditional(dist: Distribution, logits: Array, x: Array, noise: Array) -> Ar
 
 def relaxed(log_temperature: Array, dist: Distribution, z: Array) -> Array:
     """σ(z / temperature), or softmax: states on the inside of the cube or the simplex."""
+    if isinstance(dist, Joint):
+        return merged(dist, [relaxed(log_temperature, *part) for part in apart(dist, z)])
     z = z / jnp.exp(log_temperature.astype(z.dtype))
     return jax.nn.sigmoid(z) if isinstance(dist, Bernoulli) else jax.nn.softmax(z)
 

@@ -46,6 +46,7 @@ class Relax(Estimator):
     context_size: int = eqx.field(static=True, converter=as_index, default=0)
     hidden: int = eqx.field(static=True, converter=as_index, default=137)
     distributions: ClassVar = (Bernoulli, Categorical)
+    by_parts: ClassVar = True
 
     def __check_init__(self):
         check_num_samples("Relax", self.num_samples, 1, "the points at which f is evaluated")

@@ -2,8 +2,6 @@
 
 import abc
 import functools
-import itertools
-import math
 import operator
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -13,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from ..arrays import expand, scatter
+from ..arrays import expand, scatter, split_slots, stack_slots
 from ..distributions import Distribution, Joint
 
 
@@ -99,8 +97,8 @@ class JointRow(Row):
         weights = [row.weights * share for row, share in zip(rows, shares, strict=True)]
         here = [row.self_weight * share for row, share in zip(rows, shares, strict=True)]
         return cls(
-            values=_stack([row.values for row in rows]),
-            weights=_stack(weights),
+            values=stack_slots([row.values for row in rows]),
+            weights=stack_slots(weights),
             self_weight=functools.reduce(operator.add, here),
             coordinates=None,
             space=joint,
@@ -114,11 +112,13 @@ class JointRow(Row):
         def with_part(p):
             return lambda own: h(self.space.join([*states[:p], own, *states[p + 1 :]]))
 
-        return _stack([row.evaluate(with_part(p), states[p]) for p, row in enumerate(self.rows)])
+        return stack_slots(
+            [row.evaluate(with_part(p), states[p]) for p, row in enumerate(self.rows)]
+        )
 
     def linear_change(self, gradient, x):
         parts = zip(self.rows, self.space.each(gradient), self.space.each(x), strict=True)
-        return _stack([row.linear_change(g, own) for row, g, own in parts])
+        return stack_slots([row.linear_change(g, own) for row, g, own in parts])
 
     def score_change(self, coefficients, x):
         parts = zip(self.rows, self._each(coefficients), self.space.each(x), strict=True)
@@ -139,16 +139,7 @@ class JointRow(Row):
 
     def _each(self, h: Float[Array, "... c 1"]) -> list[Array]:
         """What belongs to the neighbours of each part."""
-        shapes = [row.values.shape[-2:] for row in self.rows]
-        ends = list(itertools.accumulate(map(math.prod, shapes)))[:-1]
-        pieces = jnp.split(h[..., 0], ends, axis=-1)
-        return [p.reshape(*p.shape[:-1], *n) for p, n in zip(pieces, shapes, strict=True)]
-
-
-def _stack(pieces: list[Array]) -> Array:
-    """Arrays over neighbours, `[..., c, n]`, as one `[..., c, 1]`."""
-    flat = [piece.reshape(*piece.shape[:-2], -1, 1) for piece in pieces]
-    return jnp.concatenate(flat, axis=-2)
+        return split_slots(h, [row.values.shape[-2:] for row in self.rows])
 
 
 class Operator(eqx.Module):
