@@ -292,6 +292,21 @@ def test_what_does_not_fit_is_left_out():
         compare(f, dist, [sg.DisARM(2), sg.ARMS(2)], key=KEY)
 
 
+def test_mistakes_are_no_refusals():
+    """What nobody said on purpose is shown as the error it is."""
+
+    class Mistaken(sg.Estimator):
+        num_samples: int = 2
+
+        def gradient(self, cv, dist, at):
+            return at.x @ jnp.zeros(7)
+
+    f, dist = lambda x: x[..., 0], sg.Bernoulli(jnp.zeros(3))
+    result = compare(f, dist, {"mine": Mistaken(), "RLOO": sg.RLOO(2)}, key=KEY, draws=500)
+    assert result.skipped["mine"].startswith("TypeError in gradient, line ")
+    assert "of test_diagnostics.py: dot_general requires" in result.skipped["mine"]
+
+
 def test_progress(monkeypatch, capsys):
     run = lambda: compare(
         lambda x: x[..., 0], sg.Bernoulli(jnp.zeros(2)), [sg.RLOO(2)], key=KEY, draws=200

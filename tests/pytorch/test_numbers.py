@@ -1,5 +1,7 @@
 """Against the JAX side number by number, and against the exact gradient by z-scores."""
 
+import math
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: run `make test-torch`")
@@ -14,7 +16,8 @@ import steingrad as sg
 import steingrad.torch as sgt
 from significance import bound
 from steingrad.torch import module as bridge
-from steingrad.torch.programs import key_of
+from steingrad.torch.distributions import read
+from steingrad.torch.programs import Programs, key_of
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -46,7 +49,9 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_steps_are_those_of_jax(name, kind, monkeypatch):
-    """Three steps: samples, value, gradients of logits and of f's parameter, control variates."""
+    """Three steps from the same samples: value, gradients of logits and of f's parameter, control
+    variates. All samples are drawn in JAX for it, as coupled ones are."""
+    monkeypatch.setattr(Programs, "couples_samples", True)
     estimator, steps = ESTIMATORS[name], 3
     in_torch, in_jax = objectives(kind)
     seeds = np.random.default_rng(7).integers(0, 2**32, (steps + 1, 2), np.uint32)
@@ -120,3 +125,41 @@ def test_bias_is_seen():
 
     scores = z_scores(sgt.Estimator(Biased()), "bernoulli", 10_000)
     assert np.abs(scores).max() > bound(scores)
+
+
+class TestSamples:
+    """Independent samples are PyTorch's own, in the law that JAX has."""
+
+    def test_bits(self):
+        torch.manual_seed(0)
+        logits = torch.tensor([-math.inf, -2.0, 0.0, 1.0, math.inf])
+        x = read(logits).sample(200_000)
+        assert x.unique().tolist() == [0, 1]
+        p = torch.sigmoid(logits)
+        error = (x.mean(0) - p).abs()
+        assert bool((error <= 4 * torch.sqrt(p * (1 - p) / len(x))).all())
+
+    def test_categories(self):
+        torch.manual_seed(0)
+        logits = torch.tensor([[0.3, -1.0, -math.inf, 2.0], [0.0, 0.0, 1.0, 0.5]])
+        x = read(torch.distributions.OneHotCategorical(logits=logits)).sample(200_000)
+        assert bool((x.sum(-1) == 1).all())
+        p = logits.softmax(-1)
+        error = (x.mean(0) - p).abs()
+        assert bool((error <= 4 * torch.sqrt(p * (1 - p) / len(x))).all())
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+    def test_type_and_seed(self, dtype):
+        law = read(torch.zeros(3, 4, dtype=dtype))
+        torch.manual_seed(1)
+        first, second = law.sample(2), law.sample(2)
+        torch.manual_seed(1)
+        assert first.dtype == dtype
+        assert first.shape == (2, 3, 4)
+        assert torch.equal(first, law.sample(2))
+        assert not torch.equal(first, second)
+
+    def test_kind_is_checked(self):
+        dist = torch.distributions.OneHotCategorical(logits=torch.zeros(2, 3))
+        with pytest.raises(ValueError, match="DoubleCV works on Bernoulli, but was given Categ"):
+            sgt.DoubleCV()(lambda x: x.sum((-2, -1)), dist)

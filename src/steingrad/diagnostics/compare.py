@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -27,6 +29,7 @@ ROUNDING = 16  # in units of the last place of f
 # misses it too. So a parameter that varies as if it had fewer than ENOUGH of the largest
 # deviations is allowed to miss RARE of them (chance e⁻²⁰).
 ENOUGH, RARE = 100, 20
+JAX = Path(jax.__file__).parent
 
 
 def compare(
@@ -220,5 +223,12 @@ def _name(module: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The first sentence of what an estimator said against the problem."""
-    return str(error).split(". ")[0].strip().removesuffix(".")
+    """The first sentence of what was said against the problem; of an error that nobody raised on
+    purpose, also what it is and where it happened."""
+    sentence = str(error).split(". ")[0].split("\n")[0].strip().removesuffix(".")
+    frames = traceback.extract_tb(error.__traceback__)
+    last = [frame for frame in frames if not Path(frame.filename).is_relative_to(JAX)][-1]
+    if last is frames[-1] and (last.line or "").startswith("raise "):
+        return sentence
+    where = f"{last.name}, line {last.lineno} of {Path(last.filename).name}"
+    return f"{type(error).__name__} in {where}: {sentence}"

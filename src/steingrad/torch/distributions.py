@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import distributions as td
+from torch import nn
 
 from ..distributions import Bernoulli, Categorical
+from .tensors import compute_dtype
 
 SUPPORTED = (
     "Pass torch.distributions.Bernoulli, OneHotCategorical or Categorical (whose samples f is "
@@ -33,6 +35,17 @@ class Law(NamedTuple):
     def state_shape(self) -> tuple[int, ...]:
         """The shape of a state as the estimators know it."""
         return tuple(self.logits.shape[len(self.batch_shape) :])
+
+    def sample(self, count: int) -> torch.Tensor:
+        """Independent samples, as the estimators know them."""
+        logits = self.logits.detach().to(compute_dtype(self.logits))
+        noise = torch.empty((count, *logits.shape), dtype=logits.dtype, device=logits.device)
+        if self.kind is Bernoulli:
+            x = noise.uniform_() < torch.sigmoid(logits)
+        else:  # the largest of logits with Gumbel noise, minus the logarithm of an exponential one
+            x = logits - noise.exponential_().log_()
+            x = nn.functional.one_hot(x.argmax(-1), logits.shape[-1])
+        return x.to(self.logits.dtype)
 
 
 def read(dist: Any) -> Law:

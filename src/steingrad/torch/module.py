@@ -161,7 +161,12 @@ class Draw:
         self.seeds = draw_seeds()
         with self._precision():
             programs = module._programs
-            self.x = programs.sample(self.kind, self.seeds, to_jax(law.logits))
+            programs.check(law)
+            if programs.couples_samples:
+                x = programs.sample(self.kind, self.seeds, to_jax(law.logits))
+                self.x = to_torch(x, self.device)
+            else:  # PyTorch's own random numbers take half the time, and no turns at the cores
+                self.x = law.sample(programs.estimator.num_samples)
             wanted = torch.is_grad_enabled() and law.logits.requires_grad
             # A copy, so that what happens to the buffers until `backward` makes no difference.
             state = module._prepare(law) if wanted else None
@@ -209,7 +214,13 @@ class Draw:
         programs, module = self.module._programs, self.module
         given = self.kind, self.seeds, to_jax(logits)
         fx, optional = to_jax(self.fx), lambda tensor: None if tensor is None else to_jax(tensor)
-        seen = self.x, fx, optional(dfx), np.asarray(factor, fx.dtype), optional(self.context)
+        seen = (
+            to_jax(self.x),
+            fx,
+            optional(dfx),
+            np.asarray(factor, fx.dtype),
+            optional(self.context),
+        )
         state = current = fy = None
         if self.state is not None:
             state = State(*map(to_jax, self.state))
@@ -288,8 +299,8 @@ class Sample(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, draw):
-        # The draw itself keeps the array, not this tensor, which will refer to this node.
-        x = to_torch(draw.x, logits.device)
+        # The draw itself keeps a tensor of its own: this one will refer to this node.
+        x = draw.x.detach()
         ctx.draw = draw
         ctx.save_for_backward(logits)
         ctx.set_materialize_grads(False)

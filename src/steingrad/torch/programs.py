@@ -14,7 +14,9 @@ import optax
 from ..arrays import compute_dtype
 from ..cv_optimizer import cv_optimizer
 from ..estimators import Estimator
+from ..estimators.base import check_distribution
 from ..objective import Evaluated
+from .distributions import Law
 
 
 class State(NamedTuple):
@@ -41,6 +43,7 @@ class Programs:
         self.optimizer = cv_optimizer(estimator, cv_learning_rate)
         self.objective: Callable[[np.ndarray], np.ndarray] | None = None
         self._sizes: dict[tuple, tuple[int, int]] = {}
+        self._checked: set[Any] = set()
         self.init = jax.jit(self._init, static_argnums=(0, 1))
         self.sample = jax.jit(self._sample, static_argnums=0)
         self.further_points = jax.jit(self._further_points, static_argnums=0)
@@ -51,6 +54,17 @@ class Programs:
 
     def __reduce__(self):
         return Programs.of, (self.estimator, self.cv_learning_rate)
+
+    def check(self, law: Law) -> None:
+        """Raise unless the estimator works on such a distribution."""
+        if law.kind not in self._checked:
+            check_distribution(self.estimator, law.kind(jnp.zeros(law.state_shape)))
+            self._checked.add(law.kind)
+
+    @property
+    def couples_samples(self) -> bool:
+        """Whether its samples are drawn in a way of its own."""
+        return type(self.estimator).sample is not Estimator.sample
 
     @property
     def looks_further(self) -> bool:
