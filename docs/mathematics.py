@@ -12,6 +12,7 @@ FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\(?P<open>[\(\[])(?P<tex>.*?)\\[\)\]]</(?P=tag)>',
     re.DOTALL,
 )
+LONG = 40  # characters of LaTeX
 FONT = "STIXTwoMath-Regular.ttf"
 
 
@@ -31,4 +32,6 @@ def on_page_content(content, page, **_):
 def _formula(match):
     display = "block" if match["open"] == "[" else "inline"
     mathml = convert(html.unescape(match["tex"]), display=display)
-    return f"<{match['tag']}>{mathml}</{match['tag']}>"
+    # What may not fit on a line of a telephone scrolls there.
+    long = ' class="long"' if display == "inline" and len(match["tex"]) > LONG else ""
+    return f"<{match['tag']}{long}>{mathml}</{match['tag']}>"

@@ -16,7 +16,8 @@ def advantages(
     rewards: Any, groups: Any = None, kind: str = "leave_one_out", *, lengths: Any = None
 ) -> Float[Array, " n"]:
     r"""$A_k = r_k - b_k$ for each of $n$ samples, where the baseline $b_k$ is made of the *other*
-    samples of its group, so that $\sum_k A_k \nabla_\eta \log \pi_\eta(x_k)$ is unbiased:
+    samples of its group, so that $\sum_k A_k \nabla_\eta \log \pi_\eta(x_k)$ is unbiased, in one
+    `kind` or the other:
 
     - `"leave_one_out"`: $b_k = \frac1{N-1} \sum_{j \ne k} r_j$;
     - `"length_weighted"`: $b_k = \sum_{j \ne k} l_j r_j \big/ \sum_{j \ne k} l_j$ with the

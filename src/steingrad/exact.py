@@ -17,7 +17,8 @@ def exact_expectation(
 ) -> Float[Array, ""]:
     r"""$\sum_x q(x) f(x)$, averaged over the batch: what `expectation` estimates.
 
-    Sums over all $m^d$ states, at most $2^{20}$. Differentiable as it stands.
+    `f`, `dist` (the distribution $q$) and `args` are as there. Sums over all $m^d$ states, at most
+    $2^{20}$. Differentiable as it stands.
 
     >>> import jax.numpy as jnp, steingrad as sg
     >>> float(exact_expectation(lambda x: jnp.prod(x, -1), sg.Bernoulli(jnp.zeros(3))))
@@ -37,7 +38,7 @@ def exact_gradient(
     f: Callable[..., Float[Array, "..."]], dist: Distribution, *, args: tuple = ()
 ) -> Any:
     r"""$\nabla_\eta \sum_x q_\eta(x) f(x)$, shaped like the distribution's parameters: what the
-    gradient of `expectation` estimates.
+    gradient of `expectation` estimates. `f`, `dist` and `args` are as there.
 
     >>> import jax.numpy as jnp, steingrad as sg
     >>> exact_gradient(lambda x: jnp.sum(x, -1), sg.Bernoulli(jnp.zeros(3)))

@@ -41,6 +41,9 @@ def expectation(
 ) -> Any:
     r"""$E_{q_\eta}[f(x)]$, averaged over the batch: estimated, and differentiable.
 
+    $q_\eta$ is `dist`. The `estimator` draws its samples with `key`, and `cv` are its control
+    variates, from `estimator.init(key, dist)`; those that learn nothing need none.
+
     `f(x, *args)` maps states `[..., *event]` to values `[...]`, each state on its own. If it has
     an argument named `key`, it is given one. Its `args`, and any array that it closes over, are
     differentiated too: if they depend on $\eta$, that direct dependence is added. `context`, of
@@ -188,6 +191,9 @@ def value_and_grad(
 ) -> tuple[Any, Gradients]:
     r"""What `expectation` and its derivatives compute, explicitly: the mean of $f$ over samples
     and batch, and `Gradients(parameters, cv, args)`; with `has_aux`, `((mean, aux), gradients)`.
+
+    The arguments are those of `expectation`: `f`, `dist`, `estimator`, `cv`, `key`, `args`,
+    `context`, `relaxation`, `has_aux`, `batched`, `in_axes`.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> f = lambda x, w: x @ w

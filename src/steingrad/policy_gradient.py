@@ -24,8 +24,9 @@ def policy_gradient(
     key: PRNGKeyArray,
     args: tuple = (),
 ) -> tuple[Float[Array, ""], Gradients]:
-    r"""The mean over samples and batch of $\sum_t r_t(x)$, and its gradients, with returns-to-go
-    $R_{k,t} = \sum_{u \ge t} r_u(x_k)$ and a leave-one-out baseline for each step:
+    r"""The mean over samples ($K$, `num_samples`) and batch of $\sum_t r_t(x)$, and its gradients,
+    with returns-to-go $R_{k,t} = \sum_{u \ge t} r_u(x_k)$ and a leave-one-out baseline for each
+    step:
 
     $$g = \frac1K \sum_k \sum_t \left(R_{k,t} - \frac1{K-1} \sum_{j \ne k} R_{j,t}\right)
     \nabla_\eta \log q_\eta(x_{k,t} \mid x_{k,1} \dots x_{k,t-1}).$$

@@ -25,12 +25,19 @@ class NumSamples:
     """One candidate: what it costs and how much its estimates vary."""
 
     num_samples: int
-    evaluations: int  # of f, for one estimate
-    seconds: float  # for one estimate
-    variance: float  # the trace of the covariance
+    """The candidate."""
+    evaluations: int
+    """Of f, for one estimate."""
+    seconds: float
+    """For one estimate."""
+    variance: float
+    """The trace of the covariance."""
     variance_times_seconds: float
-    error: float  # of variance × seconds, as far as it is the variance's
+    """What to make small."""
+    error: float
+    """Of variance × seconds, as far as it is the variance's."""
     draws: int
+    """As many as the budget allowed."""
 
 
 def best_num_samples(
@@ -56,7 +63,8 @@ def best_num_samples(
     $\text{variance} \cdot t / T$: the lowest product is the best use of a long time. It says
     nothing about bias, which no number of samples takes away.
 
-    `f`, `args`, `context`, `relaxation` and the adaptation are as in `compare`.
+    The `candidates` are tried with `key`. `f`, `dist`, `args`, `context`, `relaxation` and the
+    adaptation (`adapt_steps`, `learning_rate`) are as in `compare`.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> f = lambda x: jnp.sum((x - 0.45) ** 2, axis=-1)

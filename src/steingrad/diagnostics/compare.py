@@ -48,11 +48,11 @@ def compare(
 ) -> Comparison:
     r"""Run each estimator on your own $f$ and $q$; tell its bias, its variance and its cost.
 
-    `estimators` is a list, or a dictionary that names them; `f`, `args`, `context` and `relaxation`
-    are as in `expectation`. Control variates that learn first take `adapt_steps` steps of
-    their `cv_optimizer`; then all stays fixed over
-    `draws` independent estimates, made `chunk` at a time (default: what takes about 64 MB). An
-    estimator that does not fit the problem is left out, and the table says why.
+    `estimators` is a list, or a dictionary that names them; `f`, `dist`, `args`, `context` and
+    `relaxation` are as in `expectation`, and all is drawn with `key`. Control variates that learn
+    first take `adapt_steps` steps of their `cv_optimizer`, with this `learning_rate`; then all
+    stays fixed over `draws` independent estimates, made `chunk` at a time (default: what takes
+    about 64 MB). An estimator that does not fit the problem is left out, and the table says why.
 
     Gradients are those of the mean over the batch. Variance (the trace) and squared bias are summed
     over all parameters, and add up to the mean squared error, by which biased and unbiased

@@ -29,11 +29,11 @@ def check_objective(
     when asked again, and whatever the other samples and the other elements of the batch are.
 
     Batch normalisation, a contrastive loss or a mean taken over a wrong axis mixes them. Then
-    $f(x_k)$ depends on $x_j$ too: gradients are of something else, and nothing else would tell.
-    The check draws `num_samples` samples, replaces a random half of the states by others, and
-    compares f at the states that stayed; then it asks for one sample alone. Differences count
-    beyond `tolerance` times the spread of f. It is for the time before training, and cannot see
-    what a random half does not change.
+    $f(x_k)$ depends on $x_j$ too: gradients are of something else, and nothing else would tell. The
+    check draws `num_samples` samples of `dist` with `key`, replaces a random half of the states by
+    others, and compares f at the states that stayed; then it asks for one sample alone. Differences
+    count beyond `tolerance` times the spread of f. It is for the time before training, and cannot
+    see what a random half does not change.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> from steingrad.diagnostics import check_objective

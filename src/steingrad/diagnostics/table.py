@@ -17,24 +17,43 @@ class Row:
     """One estimator; arrays have an entry for each parameter of the distribution, flattened."""
 
     name: str
-    evaluations: int  # of f, for one estimate
-    seconds: float  # for one estimate
-    bias_squared: float  # summed over the parameters, less what noise alone would make it
-    bias_squared_error: float  # its standard error; not a number if there are too few draws
-    variance: float  # the trace of the covariance
-    mean_squared_error: float  # bias² + variance: that of one estimate
+    """As in `estimators`, or its `repr`."""
+    evaluations: int
+    """Of f, for one estimate."""
+    seconds: float
+    """For one estimate."""
+    bias_squared: float
+    """Summed over the parameters, less what noise alone would make it."""
+    bias_squared_error: float
+    """Its standard error; not a number if there are too few draws."""
+    variance: float
+    """The trace of the covariance."""
+    mean_squared_error: float
+    """Bias² + variance: that of one estimate."""
     variance_times_evaluations: float
+    """What counts if f is costly."""
     variance_times_seconds: float
-    cosine: float  # of one estimate with the reference, averaged over the draws
-    cosine_of_mean: float  # of the mean of all draws: below 1 by bias (and by what noise is left)
+    """What counts otherwise."""
+    cosine: float
+    """Of one estimate with the reference, averaged over the draws."""
+    cosine_of_mean: float
+    """Of the mean of all draws: below 1 by bias (and by what noise is left)."""
     largest_z: float
-    p_value: float  # the chance that, without bias, one of all the z-scores is as large (Šidák)
-    judged: float  # the share of parameters whose difference rare events do not excuse
-    biased: bool  # beyond doubt, p < 1e-4, or not a number
-    declared: bool  # biased by design: the estimator says so itself
+    """Of all parameters."""
+    p_value: float
+    """The chance that, without bias, one of all the z-scores is as large (Šidák)."""
+    judged: float
+    """The share of parameters whose difference rare events do not excuse."""
+    biased: bool
+    """Beyond doubt, p < 1e-4, or not a number."""
+    declared: bool
+    """Biased by design: the estimator says so itself."""
     mean: np.ndarray
+    """Of the draws."""
     variances: np.ndarray
+    """Of the draws."""
     z: np.ndarray
+    """(mean − reference) / standard error."""
 
     @property
     def verdict(self) -> str:
@@ -51,11 +70,17 @@ class Comparison:
     """What `compare` found: a table that prints, in a terminal or a notebook."""
 
     rows: tuple[Row, ...]
+    """In the order of `estimators`."""
     draws: int
+    """Of each estimator."""
     adapt_steps: int
-    reference: str  # what bias and z-scores are against
-    gradient: np.ndarray  # the reference's, flattened
-    skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # name → why it does not fit
+    """Before them."""
+    reference: str
+    """What bias and z-scores are against."""
+    gradient: np.ndarray
+    """The reference's, flattened."""
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Name → why it does not fit."""
 
     def __getitem__(self, name: str) -> Row:
         return {row.name: row for row in self.rows}[name]

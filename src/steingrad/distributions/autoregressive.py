@@ -18,8 +18,8 @@ Step = Callable[[Any, Any, Array], tuple[Any, Array]]
 
 
 class Autoregressive(Distribution):
-    r"""Sequences of $T$ tokens, $q(x) = \prod_t q(x_t \mid x_1 \dots x_{t-1})$, from a recurrent
-    step: a GRU, a language model with a cache, a table.
+    r"""Sequences of $T$ tokens (`length`) out of $V$ (`vocabulary`), $q(x) = \prod_t q(x_t \mid x_1
+    \dots x_{t-1})$, from a recurrent step: a GRU, a language model with a cache, a table.
 
     `step(parameters, carry, token)` takes one sequence's carry, any pytree of arrays, and the token
     before as a one-hot vector `[V]` (all zeros at the first step); it returns the new carry and the

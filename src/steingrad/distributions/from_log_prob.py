@@ -20,7 +20,8 @@ class FromLogProb(Distribution):
 
     `log_prob_fn(parameters, x)` takes the parameters of one distribution and one state `x` of
     shape `[d]`, and returns a scalar. The parameters are any pytree; with a `batch_shape`, each of
-    its arrays begins with those axes. Coordinates take the given `values` (default: bits).
+    its arrays begins with those axes. The $d$ coordinates, `num_coordinates`, take the given
+    `values` (default: bits).
     Estimates differentiate `log_prob_fn` once for all samples, so that the parameters may be many.
 
     **Shared parameters**: with `conditions`, a pytree of arrays that begin with the axes of the

@@ -20,7 +20,7 @@ class ARMS(Estimator):
     The samples share a Dirichlet vector for each bit, $D = e / \sum_k e_k$ with exponential $e_k$;
     $v_k = (1 - D_k)^{K-1}$ is uniform, and the rarer value of the bit, of probability $p =
     \min(\theta, 1 - \theta)$, is taken where $v_k < p$. Each sample is exact, and any two are
-    negatively correlated. With $K = 2$ this is `DisARM`. For `Bernoulli`.
+    negatively correlated. With $K = 2$ this is `DisARM`. For `Bernoulli`. `num_samples` is $K$.
 
     Reference: Dimitriev and Zhou, "ARMS: Antithetic-REINFORCE-Multi-Sample Gradient for Binary
     Variables", ICML 2021.

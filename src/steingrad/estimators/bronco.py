@@ -86,6 +86,7 @@ class Bronco(Estimator):
 
     Its state is made of sums over past flips: `steingrad.cv_optimizer` makes the plain step that
     brings them up to date. With any other the estimate stays unbiased, but the guess is lost.
+    `num_samples` is $K$.
 
     Reference: a random flip without a guess is bitflip-1 of Kunes et al., "Gradient estimation for
     binary latent variables via gradient variance clipping", AAAI 2023.

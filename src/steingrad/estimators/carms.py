@@ -22,9 +22,9 @@ class CARMS(Estimator):
     A category is a sequence of bits, one for each value from the least probable to the most, that
     ends with its first 1, and each bit is drawn for all $K$ samples together, as in `ARMS`. So each
     sample is exact, any two are seldom equal, every pair of different values occurs, and $P(a, b)$,
-    the probability of a pair, is a product of known numbers (the authors' code estimates it for
-    one construction and clips it for others, which is a bias). With two values this is `ARMS`, with
-    $K = 2$ it is `DisARMIW`. For `Categorical` and `Ordinal`.
+    the probability of a pair, is a product of known numbers (the authors' code estimates it for one
+    construction and clips it for others, which is a bias). With two values this is `ARMS`, with $K
+    = 2$ it is `DisARMIW`. For `Categorical` and `Ordinal`. `num_samples` is $K$.
 
     Reference: Dimitriev and Zhou, "CARMS: Categorical-Antithetic-REINFORCE Multi-Sample Gradient
     Estimator", NeurIPS 2021.

@@ -18,7 +18,8 @@ class DisARM(Estimator):
 
     A pair shares one uniform number for each bit, $x = 1[u > 1 - \theta]$ and $\tilde x = 1[u <
     \theta]$: each is an exact sample, and they differ as often as two samples can. The first half
-    of the $K$ samples holds every $x$, the second every $\tilde x$. For `Bernoulli`.
+    of the $K$ samples holds every $x$, the second every $\tilde x$. For `Bernoulli`. `num_samples`
+    is $K$.
 
     Reference: Dong, Mnih, Tucker, "DisARM: An Antithetic Gradient Estimator for Binary Latent
     Variables", NeurIPS 2020; Yin, Ho, Yan, Qian, Zhou 2020 (U2G).

@@ -20,11 +20,11 @@ class DisARMIW(Estimator):
     over $K/2$ pairs.
 
     A category is a sequence of bits, one for each value from the least probable to the most, that
-    ends with its first 1 (stick-breaking); a pair has the same uniform number for a bit as
-    `DisARM` has. Each is an exact sample, and they are equal as seldom as these bits allow. The
-    joint probability is known exactly, and the weight never reaches 2:
-    $r = (1 - \phi_a) \prod_{c<a} (1 - \phi_c)^2 / (1 - 2 \phi_c)$, $a$ being the first of the
-    two sticks. With two values this is `DisARM`. For `Categorical` and `Ordinal`.
+    ends with its first 1 (stick-breaking); a pair has the same uniform number for a bit as `DisARM`
+    has. Each is an exact sample, and they are equal as seldom as these bits allow. The joint
+    probability is known exactly, and the weight never reaches 2: $r = (1 - \phi_a) \prod_{c<a} (1 -
+    \phi_c)^2 / (1 - 2 \phi_c)$, $a$ being the first of the two sticks. With two values this is
+    `DisARM`. For `Categorical` and `Ordinal`. `num_samples` is $K$.
 
     Reference: Dong, Mnih, Tucker, "Coupled Gradient Estimators for Discrete Latent Variables",
     NeurIPS 2021.

@@ -24,7 +24,7 @@ class DisARMSB(Estimator):
     bit at $a$. Up to $a$ the bits are the same and give nothing, at $a$ stands the term of
     `DisARM`, and further on only $x^b$ has bits that matter: those of the other are averaged over
     (Rao-Blackwell), which leaves a score. A pair of equal categories gives nothing. With two values
-    this is `DisARM`. For `Categorical` and `Ordinal`.
+    this is `DisARM`. For `Categorical` and `Ordinal`. `num_samples` is $K$.
 
     Reference: Dong, Mnih, Tucker, "Coupled Gradient Estimators for Discrete Latent Variables",
     NeurIPS 2021.

@@ -20,8 +20,8 @@ class DoubleCV(Estimator):
     \nabla f(x_j)$.
 
     The linear control variate appears twice, beside each sample's own value and in the baseline of
-    the others; the last term is its known mean. $\alpha$ is learned and starts at 0, as plain
-    RLOO; a good one is negative. $f$ is evaluated $K$ times. For `Bernoulli`.
+    the others; the last term is its known mean. $\alpha$ is learned and starts at 0, as plain RLOO;
+    a good one is negative. $f$ is evaluated $K$ times. For `Bernoulli`. `num_samples` is $K$.
 
     Reference: Titsias and Shi, "Double Control Variates for Gradient Estimation in Discrete Latent
     Variable Models", AISTATS 2022.

@@ -28,6 +28,7 @@ class GumbelSoftmax(Estimator):
     Jacobian is averaged over `jacobian_draws` draws of $z$ given $x_k$: 1 is the usual
     straight-through Gumbel-softmax, more is its Rao-Blackwellisation GR-MC, which has the same mean
     and less variance, without further evaluations of $f$. For `Bernoulli` and `Categorical`.
+    `num_samples` is $K$.
 
     Reference: Jang, Gu, Poole, "Categorical Reparameterization with Gumbel-Softmax", ICLR 2017;
     Maddison, Mnih, Teh, ICLR 2017; Paulus, Maddison, Krause, "Rao-Blackwellizing the

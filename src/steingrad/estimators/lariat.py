@@ -29,7 +29,8 @@ SHRINK = 1e-3  # the memory of coordinates that hardly ever vary, towards 0
 class Lariat(Estimator):
     r"""$g = g_0 + \sum_m c_m G_m$: RLOO and mean-zero terms, whose coefficients $c = -\Gamma^{-1}
     \gamma$ make the mean square of $g$ smallest, with $\Gamma_{mn}$ and $\gamma_m$ moving averages
-    of $G_m^\top G_n$ and $G_m^\top g_0$ over the steps before this one.
+    of $G_m^\top G_n$ and $G_m^\top g_0$ over the steps before this one, in which a step counts
+    `decay` times as much as the next.
 
     The terms, each a mean over $k$, with $\mu = E[x]$, $D = \nabla f$ and $-k$ for the mean over
     the other samples:
@@ -52,7 +53,8 @@ class Lariat(Estimator):
     $f$ is evaluated $K$ times. Nothing has a learning rate but a network (of the context or of the
     surrogate). The first ten steps are plain RLOO. A `ridge` in units of each term's own mean
     square sees to terms that vanish or depend on each other. Let `steingrad.cv_optimizer` move
-    `cv`: with any other optimiser $g$ stays unbiased, but the averages are none.
+    `cv`: with any other optimiser $g$ stays unbiased, but the averages are none. `num_samples` is
+    $K$.
 
     Reference: optimal linear control variates, e.g. Glasserman, "Monte Carlo Methods in Financial
     Engineering", 2003, section 4.1; for RLOO and Double CV, see there.

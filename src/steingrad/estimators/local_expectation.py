@@ -17,7 +17,7 @@ class LocalExpectation(Estimator):
 
     Component $i$ sums over the values of coordinate $i$ and samples the others only. It evaluates
     $f$ at every neighbour of each sample, $K (1 + d (m - 1))$ times, so it is for a cheap $f$, or a
-    reference for how low the variance can go. For product distributions.
+    reference for how low the variance can go. For product distributions. `num_samples` is $K$.
 
     Reference: Titsias and Lázaro-Gredilla, "Local Expectation Gradients for Black Box Variational
     Inference", NeurIPS 2015.

@@ -21,6 +21,7 @@ class ModifiedRelax(Estimator):
 
     No other network, and $f$ is evaluated at the samples only, with its gradient. The scale starts
     at 0, so that it starts as plain RLOO, like RODEO itself. For `Bernoulli` and `Categorical`.
+    `num_samples` is $K$.
 
     Reference: Shi et al. 2022, section 6; Grathwohl et al. 2018.
 

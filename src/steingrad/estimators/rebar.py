@@ -32,8 +32,8 @@ class Rebar(Estimator):
     table lookup, or sampling further discrete variables, is not. For such an $f$ pass a continuous
     `relaxation` of it to `value_and_grad`, which takes its place in $c$; any function will do, and
     the nearer it is to $f$, the lower the variance. $f$ is evaluated at $x$, $f$ or its relaxation
-    at $z$ and $\tilde z$: three times for each sample. For `Bernoulli` and `Categorical`, also
-    side by side in a `Joint`.
+    at $z$ and $\tilde z$: three times for each sample. For `Bernoulli` and `Categorical`, also side
+    by side in a `Joint`. `num_samples` is $K$.
 
     Reference: Tucker, Mnih, Maddison, Lawson, Sohl-Dickstein, "REBAR: Low-variance, unbiased
     gradient estimates for discrete latent variable models", NeurIPS 2017.

@@ -17,8 +17,8 @@ class Reinforce(Estimator):
     The baseline $b$ is 0 (`baseline=None`), a constant (`baseline=3.5`), a scalar learned to
     minimise the variance (`"learned"`), or a moving average of $f$ (`"moving_average"`). The
     gradient with respect to a moving average is $b - \bar f$, so that plain gradient descent with
-    step size $1 - \text{decay}$ is the exponential moving average with that decay;
-    `cv_optimizer` takes 0.99.
+    step size $1 - \text{decay}$ is the exponential moving average with that decay; `cv_optimizer`
+    takes 0.99. `num_samples` is $K$.
 
     Reference: Williams, "Simple statistical gradient-following algorithms for connectionist
     reinforcement learning", Machine Learning 1992.

@@ -22,7 +22,7 @@ class ReinMax(Estimator):
     differing in one coordinate. So it is exact in expectation where $f$ is quadratic in each
     coordinate, given the others; whether these are bits, categories or real values makes no
     difference, nor how many categories there are. A bit is two categories. For `Bernoulli`,
-    `Categorical` and `Ordinal`.
+    `Categorical` and `Ordinal`. `num_samples` is $K$.
 
     Reference: Liu, Dong, Liu, Yu, Gao, "Bridging Discrete and Backpropagation: Straight-Through
     and Beyond", NeurIPS 2023, algorithm 2.

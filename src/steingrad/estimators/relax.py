@@ -20,7 +20,7 @@ class Relax(Estimator):
 
     The network sees $z$ and, if you pass one, a `context` $y$ such as the data point. It must know
     their sizes: `init` takes that of $z$ from the distribution, and `context_size` is the length of
-    the context's last axis. For `Bernoulli` and `Categorical`.
+    the context's last axis. For `Bernoulli` and `Categorical`. `num_samples` is $K$.
 
     Reference: Grathwohl, Choi, Wu, Roeder, Duvenaud, "Backpropagation through the Void: Optimizing
     control variates for black-box gradient estimation", ICLR 2018.

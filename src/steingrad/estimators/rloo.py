@@ -8,7 +8,7 @@ from .base import Estimator, check_num_samples, mean_of_scores
 
 class RLOO(Estimator):
     r"""$g = \frac1K \sum_k \left(f(x_k) - \frac1{K-1} \sum_{j \ne k} f(x_j)\right) s(x_k)$: the
-    other samples are the baseline.
+    other samples are the baseline. $K$ is `num_samples`. For any distribution.
 
     Reference: Kool, van Hoof, Welling, "Buy 4 REINFORCE samples, get a baseline for free!", 2019;
     Salimans and Knowles 2014.

@@ -21,16 +21,16 @@ class Rodeo(Estimator):
     r"""$g = \frac1K \sum_k \left[ \left(f(x_k) - \frac1{K-1} \sum_{j \ne k} \big(f(x_j) +
     \alpha (A h_j)(x_j)\big)\right) s(x_k) + \beta \, (A (h^*_k s))(x_k) \right]$.
 
-    $A$ is a discrete Stein operator (default: Gibbs) and the surrogates $h_k$, $h^*_k$ (default: a
-    small network) see every sample but $x_k$; $\alpha$ and $\beta$ are learned and start at 0, as
-    plain RLOO. $f$ is evaluated $K$ times, never at a neighbour.
+    $A$ is a discrete Stein `operator` (default: Gibbs) and $h_k$, $h^*_k$ are those of a
+    `surrogate` (default: a small network), which see every sample but $x_k$; $\alpha$ and $\beta$
+    are learned and start at 0, as plain RLOO. $f$ is evaluated $K$ times, never at a neighbour.
 
     `loo`, `local` and `global_` switch off $f(x_j)$ in the baseline, the local control variate
     $\alpha (A h_j)(x_j)$, and the global one $\beta (A(h^*_k s))(x_k)$.
 
     The variance is quadratic in $\alpha$ and $\beta$. They are `"learned"` by descent, as in the
     paper, or with `coefficients="least_squares"` solved for, as in `Lariat`, from moving averages
-    (of decay 0.99) over the steps before: at once instead of at 0.001 a step.
+    (of decay 0.99) over the steps before: at once instead of at 0.001 a step. `num_samples` is $K$.
 
     Reference: Shi, Zhou, Hwang, Titsias, Mackey, "Gradient Estimation with Discrete Stein
     Operators", NeurIPS 2022, equation 13.

@@ -21,7 +21,7 @@ class StraightThrough(Estimator):
 
     It takes $f(y) - f(x)$ for $\nabla f(x)^\top (y - x)$, so it is exact in expectation where $f$
     is affine in each coordinate, given the others (products of bits too), and nowhere else in
-    general. For `Bernoulli`, `Categorical` and `Ordinal`.
+    general. For `Bernoulli`, `Categorical` and `Ordinal`. `num_samples` is $K$.
 
     Reference: Bengio, Léonard, Courville, "Estimating or Propagating Gradients Through Stochastic
     Neurons for Conditional Computation", 2013; Hinton 2012.

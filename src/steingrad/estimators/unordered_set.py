@@ -27,7 +27,7 @@ class UnorderedSet(Estimator):
 
     For any distribution with few enough states to list (each draw lists all of them), such as a
     single category; at most 12 samples. The value is $\sum_s w_s f(s)$, which is unbiased too;
-    further arguments of $f$ are differentiated with these weights.
+    further arguments of $f$ are differentiated with these weights. `num_samples` is $K$.
 
     Reference: Kool, van Hoof, Welling, "Estimating Gradients for Discrete Random Variables by
     Sampling without Replacement", ICLR 2020.

@@ -21,7 +21,8 @@ class Row(eqx.Module):
     Neighbour $y_n$ is $x$ with one coordinate changed: `coordinates[..., c]` says which (`None`:
     all of them, in order) and `values[..., c, n]` gives the index of its new value. `space` knows
     what these indices mean: the distribution itself, except for `TransitionMatrix`, where the
-    whole state counts as a single coordinate. `own` marks the own-coordinate scan.
+    whole state counts as a single coordinate. `weights` are the $w_n$, `self_weight` is $w_0$.
+    `own` marks the own-coordinate scan.
     """
 
     values: Int[Array, "... c n"]

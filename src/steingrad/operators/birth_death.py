@@ -17,7 +17,8 @@ class BirthDeath(CoordinateOperator):
     $\mathrm{inc}_i$ and $\mathrm{dec}_i$ move coordinate $i$ to the next and to the previous value,
     cyclically. With two values they are the same state, and both terms count. `damping` (off by
     default) adds a constant to the denominator of $b_i$ and breaks $E_q[A h] = 0$. So do values of
-    probability 0: with logits of $-\infty$ the weights are NaN.
+    probability 0: with logits of $-\infty$ the weights are NaN. `num_coordinates`: visit so many of
+    them, drawn at random, instead of all.
 
     Reference: Shi et al. 2022, section 3.
 
@@ -53,7 +54,8 @@ class Difference(CoordinateOperator):
 
     `damping` (off by default; the paper's ablation uses $10^{-3}$) adds a constant to the
     denominator of $b_i$ and breaks $E_q[A h] = 0$. So do values of probability 0: with logits of
-    $-\infty$ the weights are NaN.
+    $-\infty$ the weights are NaN. `num_coordinates`: visit so many of them, drawn at random,
+    instead of all.
 
     Reference: Yang et al., "Goodness-of-fit testing for discrete distributions via Stein
     discrepancy", ICML 2018; Shi et al. 2022, section 3.

@@ -15,10 +15,11 @@ class Gibbs(CoordinateOperator):
     r"""The Gibbs operator: $(A h)(x) = \frac1d \sum_i \sum_{v} q(v \mid x_{-i}) \,
     (h(x_{i \to v}) - h(x))$.
 
-    `scan="random"` is the paper's: a coordinate is chosen at random, hence the $1/d$.
-    `scan="own"` lets component $i$ of the global control variate use the update of coordinate $i$
-    alone, without the $1/d$; it needs a product distribution. With $h = f$ and $\beta = 1$ that is
-    the local-expectation gradient. Elsewhere the two are the same.
+    `scan="random"` is the paper's: a coordinate is chosen at random, hence the $1/d$. `scan="own"`
+    lets component $i$ of the global control variate use the update of coordinate $i$ alone, without
+    the $1/d$; it needs a product distribution. With $h = f$ and $\beta = 1$ that is the
+    local-expectation gradient. Elsewhere the two are the same. `num_coordinates`: visit so many of
+    them, drawn at random, instead of all.
 
     Reference: Shi et al., "Gradient Estimation with Discrete Stein Operators", NeurIPS 2022,
     section 3.

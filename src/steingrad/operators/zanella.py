@@ -58,6 +58,7 @@ class Zanella(LocallyBalanced):
     `damping` adds a constant to the denominator, $q(y_i \mid x_{-i}) / (q(x_i \mid x_{-i}) +
     \text{damping})$, as the paper's code does with $10^{-3}$. That breaks $E_q[A h] = 0$ (except
     for Barker's rule, where it is a symmetric change of rate), so it is off by default.
+    `num_coordinates`: visit so many of them, drawn at random, instead of all.
 
     Reference: Zanella, "Informed proposals for local MCMC in discrete spaces", JASA 2020;
     Shi et al. 2022, section 3.
@@ -86,6 +87,8 @@ class Zanella(LocallyBalanced):
 class MPF(LocallyBalanced):
     r"""Minimum probability flow: Zanella's operator with $\kappa(t) = \sqrt t$.
 
+    `neighbourhood`, `damping` and `num_coordinates` are those of `Zanella`.
+
     Reference: Sohl-Dickstein et al., "Minimum probability flow learning", ICML 2011.
 
     >>> import jax.numpy as jnp, steingrad as sg
@@ -105,6 +108,8 @@ class MPF(LocallyBalanced):
 
 class Barker(LocallyBalanced):
     r"""Barker's rule: Zanella's operator with $\kappa(t) = t / (1 + t)$.
+
+    `neighbourhood`, `damping` and `num_coordinates` are those of `Zanella`.
 
     Reference: Barker, "Monte Carlo calculations of the radial distribution functions for a
     proton-electron plasma", Australian Journal of Physics 1965.

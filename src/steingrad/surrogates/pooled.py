@@ -14,7 +14,8 @@ class PooledSurrogate(NetworkSurrogate):
     \sum_{j \ne k} f_j$ and $\bar t_k(y) = \frac1{K-1} \sum_{j \ne k} t_j(y)$.
 
     One evaluation of the network for each sample instead of one for each pair of samples, so that
-    the cost grows with $K$, not $K^2$. With $K = 2$ it is `MLPSurrogate`.
+    the cost grows with $K$, not $K^2$. With $K = 2$ it is `MLPSurrogate`, whose settings `hidden`,
+    `layers` and `slope` it has.
 
     >>> PooledSurrogate(hidden=32, layers=2).layers
     2
