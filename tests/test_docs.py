@@ -61,7 +61,6 @@ def test_tutorial_is_a_notebook(hooks):
 
 @pytest.mark.slow
 def test_control_variates_inside_modules():
-    pytest.importorskip("flax")
     scope = {}
     for block in python_blocks("docs/modules.md"):
         exec(compile(block, "modules", "exec"), scope)
