@@ -166,6 +166,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_devices_that_share_control_variates():
     """Two devices, each with half of the batch, give what one gives that has both halves."""
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}

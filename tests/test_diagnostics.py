@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import steingrad as sg
+from marks import slow
 from problems import moments, normal, normalised_distributions, objective, random_cv
 from steingrad.diagnostics import best_num_samples, check_objective, compare, measure
 from steingrad.diagnostics.compare import _named
@@ -83,9 +84,11 @@ class Trained(sg.Rodeo):
     ("name", "estimator"),
     [
         ("bernoulli", sg.Reinforce(1, baseline=1.3)),
-        ("bernoulli", Trained(2, surrogate=sg.LinearSurrogate())),
-        ("categorical3", sg.RLOO(3)),
-        ("autoregressive", sg.RLOO(2)),
+        *slow(
+            ("bernoulli", Trained(2, surrogate=sg.LinearSurrogate())),
+            ("categorical3", sg.RLOO(3)),
+            ("autoregressive", sg.RLOO(2)),
+        ),
     ],
     ids=repr,
 )

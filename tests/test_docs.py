@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from marks import slow
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -20,7 +22,8 @@ pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/add-an-estimator.md", "docs/objectives.md", "docs/sequences.md"]
+    "name",
+    ["README.md", "docs/add-an-estimator.md", *slow("docs/objectives.md", "docs/sequences.md")],
 )
 def test_code_runs(name):
     blocks = python_blocks(name)

@@ -68,8 +68,11 @@ WRONG = {"mean_of_others": own_too, "returns_to_go": only_after}
     ("reward", "kind"),
     [
         (rewards, {}),
-        (masked, {"end": 1}),
-        *slow((rewards, {"end": 2, "step": without_repeats}), (rewards, {"end": 1})),
+        *slow(
+            (masked, {"end": 1}),
+            (rewards, {"end": 2, "step": without_repeats}),
+            (rewards, {"end": 1}),
+        ),
     ],
 )
 def test_unbiased(reward, kind, monkeypatch):

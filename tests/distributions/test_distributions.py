@@ -69,6 +69,7 @@ def test_batches_of_samples():
 
 
 @pytest.mark.usefixtures("x64")
+@pytest.mark.slow
 def test_from_log_prob_with_a_batch_and_a_sampler():
     def sampler(key, parameters):
         bias, weights = parameters

@@ -89,6 +89,7 @@ def test_elements_that_are_left_out():
 
 
 @pytest.mark.usefixtures("x64")
+@pytest.mark.slow
 def test_its_mean_serves_linear_control_variates():
     """Lariat's terms need a mean and its derivative, no product: unbiased over all pairs."""
 

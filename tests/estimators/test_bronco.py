@@ -152,7 +152,7 @@ def test_a_guess_that_sees_the_flip_is_caught(name):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", ["bernoulli", "categorical5", "ordinal5", "product"])
+@pytest.mark.parametrize("name", ["bernoulli", *slow("categorical5", "ordinal5", "product")])
 def test_flips_are_neighbours_and_a_slot_each(name):
     dist = (problems() | distributions())[name]
     x = dist.sample(jax.random.key(0), (1,))
@@ -237,6 +237,7 @@ def test_a_subset_in_bfloat16_keeps_what_is_almost_certain():
     assert jnp.allclose(narrow, wide, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_parts_of_several_types():
     q = sg.Joint(a=sg.Bernoulli(jnp.zeros((4, 2), jnp.bfloat16)), b=sg.Subset(jnp.zeros((4, 3)), 1))
     estimator = sg.Bronco(2, 2)
@@ -249,6 +250,7 @@ def test_parts_of_several_types():
     assert grads.parameters["b"].shape == (3, 4, 3)
 
 
+@pytest.mark.slow
 def test_adaptation_on_a_subset():
     dist = sg.Subset(jnp.linspace(-1, 1, 12), 4)
     w = jnp.linspace(0.2, 3.0, 12)
@@ -299,7 +301,7 @@ def test_two_flips_of_a_sample_differ():
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", ["bernoulli", "categorical3", "ordinal3"])
+@pytest.mark.parametrize("name", ["bernoulli", *slow("categorical3", "ordinal3")])
 def test_coefficients_are_a_weighted_least_squares_fit(name):
     """The same, offline, from a record of all draws."""
     dist = batched(distributions()[name], 6)
@@ -517,6 +519,7 @@ def test_a_random_objective_is_the_same_at_x_and_its_flips():
     assert jnp.allclose(g, quiet, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_evaluations_of_ones_own():
     q = sg.Bernoulli(normal(0, (4, 5)).astype(jnp.float32))
     estimator = sg.Bronco(2, 3)

@@ -97,6 +97,7 @@ class TestExact:
             np.testing.assert_allclose(weight[i, first], expected, rtol=1e-9)
         assert bool(jnp.all((weight >= 0) & (weight < 2)))
 
+    @pytest.mark.slow
     def test_two_values_are_bits(self):
         """DisARM and ARMS, the logit being the difference of two."""
         bits = sg.Bernoulli(normal(5, 3))

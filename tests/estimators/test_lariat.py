@@ -128,6 +128,7 @@ def test_unbiased(name, num_samples, group):
 
 
 @pytest.mark.usefixtures("x64")
+@pytest.mark.slow
 def test_mean_and_slope_of_a_joint():
     """E[x] by the sum over all states; and a memory of a past gradient that gives it back."""
     dist = distribution("joint")
@@ -180,7 +181,7 @@ def test_a_term_that_sees_its_own_sample_is_caught(name, group, monkeypatch):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("group", ["default", "memory"])
+@pytest.mark.parametrize("group", ["default", *slow("memory")])
 def test_a_state_that_has_seen_the_samples_is_caught(group):
     """Coefficients, or a memory, from this very step are a bias: they must be of the past."""
     dist = normalised_distributions()["bernoulli"]
@@ -339,7 +340,7 @@ def test_starts_as_rloo():
 
 @pytest.mark.parametrize("group", ["default", *slow("all", "without gradients")])
 @pytest.mark.parametrize("shape", [(2, 3), *slow(((),), ((5,),))])
-@pytest.mark.parametrize("dtype", ["bfloat16", *slow("float32")])
+@pytest.mark.parametrize("dtype", ["float32", *slow("bfloat16")])
 def test_shapes_and_types(group, shape, dtype):
     logits = jnp.asarray(normal(5, (*shape, 4, 3)), dtype)
     for dist in (
@@ -371,6 +372,7 @@ def test_many_samples(num_samples):
     )
 
 
+@pytest.mark.slow
 def test_transformations():
     """jit, vmap and scan of `expectation`; the step for the averages does not know the loss."""
     estimator, logits = sg.Lariat(2, memory=True), jnp.asarray(normal(6, (3, 4)), jnp.float32)
@@ -395,6 +397,7 @@ def test_transformations():
 
 
 @pytest.mark.usefixtures("x64")
+@pytest.mark.slow
 def test_steps_of_parts_of_a_batch_average_to_that_of_the_whole():
     """What devices with a share of the batch each compute, averaged, is what one computes."""
     logits, estimator = normal(9, (6, 4)), sg.Lariat(2, memory=True)

@@ -26,6 +26,7 @@ def command(*arguments):
     return [sys.executable, "-m", "steingrad", *map(str, arguments)]
 
 
+@pytest.mark.slow
 def test_kill_and_resume(tmp_path):
     """SIGKILL at some moment after the first checkpoint, then --resume."""
     arguments = [

@@ -6,6 +6,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.flatten_util import ravel_pytree
 
 from problems import largest_difference
@@ -14,6 +15,7 @@ from steingrad.experiments.training import Task
 from steingrad.experiments.training.step import DECAY, Batches, grad_variance
 
 
+@pytest.mark.slow
 def test_adapt_every():
     """Control variates move at every third step only, in a loop and in single steps alike."""
     task = Task.load(dataclasses.replace(PLAIN, estimator="double_cv", adapt_every=3))
