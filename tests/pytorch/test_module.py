@@ -174,7 +174,7 @@ def test_f_that_only_counts():
     value = sgt.RLOO(4)(lambda x: (x.detach() > 0.5).sum(-1), logits)
     value.backward()
     assert value.dtype == torch.float32
-    p = torch.sigmoid(logits)
+    p = torch.sigmoid(logits.detach())
     assert abs(float((5000 * logits.grad - p * (1 - p)).mean())) < 0.02
 
 
@@ -371,3 +371,29 @@ def test_no_reference_cycles():
         assert alive() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("make", [sgt.RLOO, sgt.Bronco, sgt.Lariat, sgt.Rodeo])
+def test_autocast(make):
+    """Half precision where PyTorch chooses it, at the samples and at the flips; float32 gradients
+    near those without."""
+    gradients, types = [], set()
+    for enabled in (False, True):
+        torch.manual_seed(3)
+        encoder, decoder = torch.nn.Linear(6, 8), torch.nn.Linear(8, 5)
+        y, estimator = torch.rand(400, 6), make()
+
+        def f(x, decoder=decoder, enabled=enabled):
+            out = decoder(x)
+            types.add((enabled, out.dtype))
+            return -(out.float() ** 2).sum(-1)
+
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            value = estimator(f, encoder(y))
+        value.backward()
+        assert value.dtype == torch.float32
+        assert encoder.weight.grad.dtype == decoder.weight.grad.dtype == torch.float32
+        parts = encoder.weight.grad, decoder.weight.grad
+        gradients.append(torch.cat([part.flatten() for part in parts]))
+    assert types == {(False, torch.float32), (True, torch.bfloat16)}
+    assert torch.cosine_similarity(*gradients, dim=0) > 0.98
