@@ -36,3 +36,15 @@ def test_steps_run():
         leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
         assert leaves
         assert all(jnp.all(jnp.isfinite(leaf)) for leaf in leaves)
+
+
+@pytest.mark.slow
+def test_scaling_runs():
+    scaling, steps = map(importlib.import_module, ("scaling", "steps"))
+    config = Config(estimator="bronco", samples=2, dataset="mnist", batch_size=10, layer_sizes=(7,))
+    with jax.numpy_dtype_promotion("standard"):
+        call, memory = scaling.contestant(config, steps.fake_dataset())
+        state = call()[0]
+    assert memory > 0
+    leaves = [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    assert all(jnp.all(jnp.isfinite(leaf)) for leaf in leaves)

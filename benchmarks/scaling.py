@@ -1,0 +1,66 @@
+"""How a training step grows with the batch and with the number of bits, in time and memory.
+
+    python benchmarks/scaling.py
+
+The paper's VAE on random images; time and temporaries of one step, each estimator beside RLOO with
+as many evaluations (two).
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from timing import race, save, show, summarise
+
+from steingrad.data import Dataset
+from steingrad.experiments import Config
+from steingrad.experiments.training import Task
+
+ESTIMATORS = ("rloo", "lariat", "bronco", "rodeo")
+BATCHES = (100, 1_000, 10_000)
+BITS = (200, 1_000, 10_000)
+ROUNDS = 5
+
+
+def contestant(config: Config, dataset: Dataset):
+    """A call that makes one training step, and the bytes of its temporaries."""
+    task = Task.of(config, dataset)
+    trainer = task.trainer._replace(max_steps=1)
+    number = lambda n: jnp.asarray(n, jnp.int32)
+    arguments = (
+        task.initial_state(), number(1), jnp.asarray(dataset.train), number(0), number(1)
+    )  # fmt: skip
+    compiled = jax.jit(trainer.run).lower(*arguments).compile()
+    memory: Any = compiled.memory_analysis()
+    return partial(compiled, *arguments), memory.temp_size_in_bytes
+
+
+def growth(title: str, setting: str, sizes: tuple[int, ...], build: Any) -> dict[str, Any]:
+    images = np.random.default_rng(0).integers(0, 256, (max(BATCHES), 784), dtype=np.uint8)
+    dataset = Dataset("mnist", (28, 28), images, images[:100], images[:100], {})
+    out: dict[str, Any] = {}
+    for size in sizes:
+        built = {}
+        for name in ESTIMATORS:
+            config = Config(estimator=name, samples=2, dataset="mnist", **build(size))
+            built[name] = contestant(config, dataset)
+        result = summarise(race({n: call for n, (call, _) in built.items()}, ROUNDS), "rloo")
+        for name, (_, memory) in built.items():
+            result[name]["temporaries_mb"] = memory / 1e6
+        notes = {name: f"{result[name]['temporaries_mb']:.0f} MB" for name in built}
+        show(f"{title}, {setting} {size:,}: ratio to RLOO, and temporaries", result, notes)
+        out[str(size)] = result
+    return out
+
+
+def main() -> None:
+    save("scaling", {
+        "batch": growth("Training step", "batch", BATCHES, lambda n: {"batch_size": n}),
+        "bits": growth("Training step", "bits", BITS, lambda n: {"layer_sizes": (n,)}),
+    })  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
