@@ -40,8 +40,8 @@ class Law(NamedTuple):
         """Independent samples, as the estimators know them."""
         logits = self.logits.detach().to(compute_dtype(self.logits))
         noise = torch.empty((count, *logits.shape), dtype=logits.dtype, device=logits.device)
-        if self.kind is Bernoulli:
-            x = noise.uniform_() < torch.sigmoid(logits)
+        if self.kind is Bernoulli:  # in place: zeros and ones in the type of the noise
+            x = noise.uniform_().lt_(torch.sigmoid(logits))
         else:  # the largest of logits with Gumbel noise, minus the logarithm of an exponential one
             x = logits - noise.exponential_().log_()
             x = nn.functional.one_hot(x.argmax(-1), logits.shape[-1])

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..estimators import Estimator as JaxEstimator
 from .distributions import Law, read
-from .programs import Programs, State
+from .programs import Programs, Seen, State
 from .tensors import Surroundings, compute_dtype, draw_seeds, to_jax, to_torch
 
 BUFFERS = State("cv_numbers", "cv_counts")
@@ -173,7 +173,7 @@ class Draw:
             self.state = None if state is None else State(*(part.clone() for part in state))
         self.surroundings = Surroundings.here(self.device)
         self.needs_gradient = programs.estimator.needs_gradient
-        self.fx = self.estimate = None
+        self.fx = self.estimate = self.cotangent = None
 
     def evaluate(self, x: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
         """The mean of f, and what the estimate wants to know later."""
@@ -197,30 +197,26 @@ class Draw:
         self, logits: torch.Tensor, dfx: torch.Tensor | None, cotangent: torch.Tensor
     ) -> torch.Tensor:
         """With respect to the logits; through f came ∇f · cotangent / (K · batch)."""
-        batch = max(math.prod(self.batch_shape), 1)
-        if self.estimate is None:
-            if self.needs_gradient and dfx is None:
-                raise RuntimeError(self._detached())
-            factor = cotangent.item() / (batch * len(self.x))
-            if factor == 0 or not logits.numel():
-                return torch.zeros_like(logits)
-            if not math.isfinite(factor):
-                return torch.full_like(logits, math.nan)
-            with self._precision():
-                self.estimate = self._estimate(logits, dfx, factor)
-        return self.estimate * (cotangent / batch).to(logits.dtype)
+        if self.estimate is not None:  # a second pass through the same graph
+            return self.estimate * (cotangent / self.cotangent).to(logits.dtype)
+        if self.needs_gradient and dfx is None:
+            raise RuntimeError(self._detached())
+        self.cotangent = cotangent.item()
+        factor = self.cotangent / (max(math.prod(self.batch_shape), 1) * len(self.x))
+        if factor == 0 or not logits.numel():
+            return torch.zeros_like(logits)
+        if not math.isfinite(factor):
+            return torch.full_like(logits, math.nan)
+        with self._precision():
+            self.estimate = self._estimate(logits, dfx, factor)
+        return self.estimate
 
     def _estimate(self, logits, dfx, factor) -> torch.Tensor:
         programs, module = self.module._programs, self.module
         given = self.kind, self.seeds, to_jax(logits)
         fx, optional = to_jax(self.fx), lambda tensor: None if tensor is None else to_jax(tensor)
-        seen = (
-            to_jax(self.x),
-            fx,
-            optional(dfx),
-            np.asarray(factor, fx.dtype),
-            optional(self.context),
-        )
+        factor = np.asarray(factor, fx.dtype)
+        seen = Seen(to_jax(self.x), fx, optional(dfx), factor, optional(self.context))
         state = current = fy = None
         if self.state is not None:
             state = State(*map(to_jax, self.state))

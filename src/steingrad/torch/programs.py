@@ -27,6 +27,18 @@ class State(NamedTuple):
     counts: Any
 
 
+class Seen(NamedTuple):
+    """What was seen at the samples."""
+
+    x: Any
+    fx: Any
+    scaled_dfx: Any
+    """Gradients arrive with the factor that f has in the loss,"""
+    factor: Any
+    """the same for all samples and elements of the batch."""
+    context: Any
+
+
 class Programs:
     """The functions of one estimator. Modules with the same settings share what is compiled."""
 
@@ -110,11 +122,14 @@ class Programs:
         return self.estimator.further_points(cv, dist, at)
 
     def _gradient(self, kind, adapting, seeds, logits, seen, fy, state, current):
-        """The estimate for each element of the batch and, if adapting, the state that follows
-        `current`, which may have moved on since the samples were drawn with `state`."""
+        """The gradient of the loss and, if adapting, the state that follows `current`, which may
+        have moved on since the samples were drawn with `state`."""
         dist, at, (cv, _) = self._situation(kind, seeds, logits, seen, state, fy)
+        # An estimate is of f itself, for each element of the batch.
+        factor = seen.factor * len(at.x)
+        scaled = lambda grad: (grad * factor.astype(grad.dtype)).astype(logits.dtype)
         if not adapting:
-            return self.estimator.gradient(cv, dist, at).astype(logits.dtype), None
+            return scaled(self.estimator.gradient(cv, dist, at)), None
         grad, cv_grad = self.estimator.adapt(cv, dist, at)
         cv, optimizer = self._unpack(dist, current)
         updates, optimizer = self.optimizer.update(cv_grad, optimizer, cv)
@@ -122,17 +137,15 @@ class Programs:
         # A step whose gradient overflowed, as under a GradScaler, leaves no trace.
         finite = jnp.all(jnp.isfinite(following.numbers))
         keep = lambda new, old: jnp.where(finite, new, old.astype(new.dtype))
-        return grad.astype(logits.dtype), State(*map(keep, following, current))
+        return scaled(grad), State(*map(keep, following, current))
 
     def _situation(self, kind, seeds, logits, seen, state, fy=None):
-        x, fx, scaled_dfx, factor, context = seen
         dist, dfx = kind(logits), None
-        if scaled_dfx is not None:
-            # Gradients arrive with the factor that f has in the loss.
-            dfx = scaled_dfx.astype(compute_dtype(scaled_dfx)) / factor
+        if seen.scaled_dfx is not None:
+            dfx = seen.scaled_dfx.astype(compute_dtype(seen.scaled_dfx)) / seen.factor
         _, _, own_key = jax.random.split(key_of(seeds), 3)
-        f = partial(self._call_objective, fx.dtype, dist.event_ndim)
-        at = Evaluated(x, fx, dfx, fy, f, own_key, context)
+        f = partial(self._call_objective, seen.fx.dtype, dist.event_ndim)
+        at = Evaluated(seen.x, seen.fx, dfx, fy, f, own_key, seen.context)
         return dist, at, self._unpack(dist, state)
 
     def _unpack(self, dist, state) -> Any:
