@@ -304,6 +304,14 @@ class TestErrors:
         with pytest.raises(RuntimeError, match="in place"):
             sgt.Rodeo()(lambda x: x.mul_(2).sum(-1), bits(4, 6))
 
+    @pytest.mark.parametrize("make", [sgt.RLOO, sgt.DisARM])
+    def test_samples_changed_before_backward(self, make):
+        seen = []
+        value = make()(lambda x: seen.append(x) or f(x), bits(4, 6))
+        seen[0].zero_()
+        with pytest.raises(RuntimeError, match="in place, by f or after it"):
+            value.backward()
+
     def test_context_elsewhere(self):
         context = torch.ones(4, 2, device="meta")
         with pytest.raises(ValueError, match="context is on meta"):

@@ -167,6 +167,7 @@ class Draw:
                 self.x = to_torch(x, self.device)
             else:  # PyTorch's own random numbers take half the time, and no turns at the cores
                 self.x = law.sample(programs.estimator.num_samples)
+            self.version = self.x._version  # which all views of the samples share
             wanted = torch.is_grad_enabled() and law.logits.requires_grad
             # A copy, so that what happens to the buffers until `backward` makes no difference.
             state = module._prepare(law) if wanted else None
@@ -177,14 +178,8 @@ class Draw:
 
     def evaluate(self, x: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
         """The mean of f, and what the estimate wants to know later."""
-        version = x._version
         fx = self._call(x)
-        if x._version != version:
-            raise RuntimeError(
-                "f changed the samples in place, but the estimate needs them as they were drawn. "
-                "Replace operations such as x.mul_(...) or x[...] = ... by ones that make a new "
-                "tensor, or begin f with x = x.clone()."
-            )
+        self._check_samples()
         value = fx.mean() if fx.numel() else fx.sum()
         if not token.requires_grad:
             return value
@@ -199,6 +194,7 @@ class Draw:
         """With respect to the logits; through f came ∇f · cotangent / (K · batch)."""
         if self.estimate is not None:  # a second pass through the same graph
             return self.estimate * (cotangent / self.cotangent).to(logits.dtype)
+        self._check_samples()
         if self.needs_gradient and dfx is None:
             raise RuntimeError(self._detached())
         self.cotangent = cotangent.item()
@@ -237,6 +233,14 @@ class Draw:
                 old = getattr(module, name)
                 setattr(module, name, to_torch(array, old.device).to(old.dtype))
         return grad
+
+    def _check_samples(self) -> None:
+        if self.x._version != self.version:
+            raise RuntimeError(
+                "The samples were changed in place, by f or after it, but the estimate needs them "
+                "as they were drawn. Replace operations such as x.mul_(...) or x[...] = ... by "
+                "ones that make a new tensor, or begin f with x = x.clone()."
+            )
 
     def _call(self, x: torch.Tensor) -> torch.Tensor:
         lead = (len(self.x), *self.batch_shape)
