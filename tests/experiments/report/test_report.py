@@ -217,6 +217,16 @@ class TestBiased:
 
 
 class TestCurves:
+    def test_time_is_that_of_the_fastest_run(self, tmp_path):
+        """Another seed shared its machine."""
+        for seed, ms in ((1, 3.0), (2, 30.0)):
+            config = entries("variance-curves", dataset="mnist", estimator="rodeo")[0].config
+            config = replace(config, steps=20_000, seeds=(seed,))
+            write_run(tmp_path / str(seed), config, ms=ms)
+        figure = parts(report_of(tmp_path), "variance-curves").parts[0]
+        assert figure.curves[0].seconds[:2] == [3, 6]
+        assert figure.table.blocks[0].rows[0][1][-1].text == "3.00"
+
     def test_figure_and_its_table(self, runs):
         figure = parts(report_of(runs), "variance-curves").parts[0]
         assert isinstance(figure, Figure)

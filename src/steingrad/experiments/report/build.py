@@ -25,7 +25,7 @@ OWN_NUMBERS = (
 CURVES = (
     "Curves are means over seeds, of metrics recorded during training; the vertical axes leave out "
     "what lies beyond them in the first tenth of the horizontal axis. Time is steps times the "
-    "run's median time of a step."
+    "median time of a step in the fastest run: other work on a machine only ever adds."
 )
 
 

@@ -72,11 +72,8 @@ def _figure(experiment: Experiment, name: str, found: Mapping[Entry, Group]) -> 
 
 def mean_curve(label: str, style: int, group: Group, metrics: Sequence[str]) -> Curve | None:
     """The mean over seeds, at the steps of one of them; None if there are fewer than two points."""
-    wanted = ("seconds", *metrics)
-    seeds = [
-        [line for line in group.lines(seed) if all(_shows(line, name) for name in wanted)]
-        for seed in group.seeds
-    ]
+    shows = lambda line: "seconds" in line and all(_shows(line, name) for name in metrics)
+    seeds = [[line for line in group.lines(seed) if shows(line)] for seed in group.seeds]
     shortest = min(seeds, key=len)
     last = min((lines[-1]["step"] for lines in seeds if lines), default=0)
     steps = [line["step"] for line in shortest if line["step"] <= last]
@@ -90,18 +87,17 @@ def mean_curve(label: str, style: int, group: Group, metrics: Sequence[str]) -> 
             ],
             axis=0,
         )
-        for name in wanted
+        for name in metrics
     }
-    rounded = {name: [float(f"{value:.5g}") for value in means[name]] for name in wanted}
-    return Curve(label, style, steps, rounded.pop("seconds"), rounded)
+    rounded = lambda values: [float(f"{value:.5g}") for value in values]
+    seconds = rounded(step * (group.ms_per_step or 0) / 1000 for step in steps)
+    return Curve(label, style, steps, seconds, {name: rounded(means[name]) for name in metrics})
 
 
 def _shows(line: Mapping, metric: str) -> bool:
     """Whether a line has a point of a curve: a logarithmic axis has no place for zero."""
     value = line.get(metric)
-    return value is not None and (
-        value > 0 or metric == "seconds" or not METRICS[metric].logarithmic
-    )
+    return value is not None and (value > 0 or not METRICS[metric].logarithmic)
 
 
 def _table(

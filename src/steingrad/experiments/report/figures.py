@@ -82,7 +82,7 @@ def plot(
             axis.grid(alpha=0.3)
     handles = axes[0][0].get_legend_handles_labels()[0]
     figure.legend(
-        handles=handles, loc="outside upper center", ncols=6, frameon=False, handlelength=4
+        handles=handles, loc="outside upper center", ncols=4, frameon=False, handlelength=4
     )
     figure.savefig(path, dpi=120, metadata={"Software": None})
     plt.close(figure)
