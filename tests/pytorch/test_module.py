@@ -405,3 +405,42 @@ def test_autocast(make):
         gradients.append(torch.cat([part.flatten() for part in parts]))
     assert types == {(False, torch.float32), (True, torch.bfloat16)}
     assert torch.cosine_similarity(*gradients, dim=0) > 0.98
+
+
+def test_every_pass_gives_the_same_estimate():
+    """Whatever happens to the gradients in between, and however small the first factor was."""
+    torch.manual_seed(0)
+    logits = bits(4, 5)
+    value = sgt.RLOO(4)(f, logits)
+    value.backward(retain_graph=True)
+    first = logits.grad.clone()
+    for count in (2, 3, 4):
+        value.backward(retain_graph=True)
+        torch.testing.assert_close(logits.grad, count * first)
+    logits.grad.zero_()
+    value.backward(retain_graph=True)
+    torch.testing.assert_close(logits.grad, first)
+    (gradient,) = torch.autograd.grad(value, logits, retain_graph=True)
+    gradient.mul_(10)
+    torch.testing.assert_close(torch.autograd.grad(value, logits)[0], first)
+
+
+@pytest.mark.parametrize("factor", [1e-8, 1e-40])
+def test_a_first_pass_with_hardly_any_factor(factor):
+    half = torch.zeros(4, 5, dtype=torch.float16, requires_grad=True)
+    value = sgt.RLOO(3)(lambda x: f(x.float()), half)
+    (value * factor).backward(retain_graph=True)
+    half.grad = None
+    value.backward()
+    assert bool(half.grad.isfinite().all())
+    assert bool((half.grad != 0).any())
+    logits = bits(4, 5)
+    value = sgt.Bronco()(f, logits)
+    (value * factor).backward()
+    assert bool(logits.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("make", [sgt.RLOO, sgt.DisARM, sgt.Bronco])
+def test_inference_mode(make):
+    with torch.inference_mode():
+        assert make()(f, torch.zeros(4, 6)).shape == ()

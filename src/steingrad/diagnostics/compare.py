@@ -227,8 +227,9 @@ def _reason(error: Exception) -> str:
     purpose, also what it is and where it happened."""
     sentence = str(error).split(". ")[0].split("\n")[0].strip().removesuffix(".")
     frames = traceback.extract_tb(error.__traceback__)
-    last = [frame for frame in frames if not Path(frame.filename).is_relative_to(JAX)][-1]
-    if last is frames[-1] and (last.line or "").startswith("raise "):
+    own = [frame for frame in frames if not Path(frame.filename).is_relative_to(JAX)]
+    if not own or (own[-1] is frames[-1] and (own[-1].line or "").startswith("raise ")):
         return sentence
+    last = own[-1]
     where = f"{last.name}, line {last.lineno} of {Path(last.filename).name}"
     return f"{type(error).__name__} in {where}: {sentence}"

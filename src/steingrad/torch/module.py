@@ -167,14 +167,15 @@ class Draw:
                 self.x = to_torch(x, self.device)
             else:  # PyTorch's own random numbers take half the time, and no turns at the cores
                 self.x = law.sample(programs.estimator.num_samples)
-            self.version = self.x._version  # which all views of the samples share
+            # All views of the samples share it; in inference mode there is none.
+            self.version = None if self.x.is_inference() else self.x._version
             wanted = torch.is_grad_enabled() and law.logits.requires_grad
             # A copy, so that what happens to the buffers until `backward` makes no difference.
             state = module._prepare(law) if wanted else None
             self.state = None if state is None else State(*(part.clone() for part in state))
         self.surroundings = Surroundings.here(self.device)
         self.needs_gradient = programs.estimator.needs_gradient
-        self.fx = self.estimate = self.cotangent = None
+        self.fx = self.estimate = None
 
     def evaluate(self, x: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
         """The mean of f, and what the estimate wants to know later."""
@@ -192,20 +193,20 @@ class Draw:
         self, logits: torch.Tensor, dfx: torch.Tensor | None, cotangent: torch.Tensor
     ) -> torch.Tensor:
         """With respect to the logits; through f came ∇f · cotangent / (K · batch)."""
-        if self.estimate is not None:  # a second pass through the same graph
-            return self.estimate * (cotangent / self.cotangent).to(logits.dtype)
-        self._check_samples()
-        if self.needs_gradient and dfx is None:
-            raise RuntimeError(self._detached())
-        self.cotangent = cotangent.item()
-        factor = self.cotangent / (max(math.prod(self.batch_shape), 1) * len(self.x))
-        if factor == 0 or not logits.numel():
-            return torch.zeros_like(logits)
-        if not math.isfinite(factor):
-            return torch.full_like(logits, math.nan)
-        with self._precision():
-            self.estimate = self._estimate(logits, dfx, factor)
-        return self.estimate
+        batch = max(math.prod(self.batch_shape), 1)
+        if self.estimate is None:
+            self._check_samples()
+            if self.needs_gradient and dfx is None:
+                raise RuntimeError(self._detached())
+            factor = cotangent.item() / (batch * len(self.x))
+            if abs(factor) < torch.finfo(self.dtype).tiny or not logits.numel():
+                return torch.zeros_like(logits)
+            if not math.isfinite(factor):
+                return torch.full_like(logits, math.nan)
+            with self._precision():
+                self.estimate = self._estimate(logits, dfx, factor)
+        # A product of its own: the estimate serves further passes through the same graph.
+        return self.estimate * (cotangent / batch).to(logits.dtype)
 
     def _estimate(self, logits, dfx, factor) -> torch.Tensor:
         programs, module = self.module._programs, self.module
@@ -235,7 +236,7 @@ class Draw:
         return grad
 
     def _check_samples(self) -> None:
-        if self.x._version != self.version:
+        if self.version is not None and self.x._version != self.version:
             raise RuntimeError(
                 "The samples were changed in place, by f or after it, but the estimate needs them "
                 "as they were drawn. Replace operations such as x.mul_(...) or x[...] = ... by "

@@ -122,14 +122,11 @@ class Programs:
         return self.estimator.further_points(cv, dist, at)
 
     def _gradient(self, kind, adapting, seeds, logits, seen, fy, state, current):
-        """The gradient of the loss and, if adapting, the state that follows `current`, which may
-        have moved on since the samples were drawn with `state`."""
+        """The estimate for each element of the batch and, if adapting, the state that follows
+        `current`, which may have moved on since the samples were drawn with `state`."""
         dist, at, (cv, _) = self._situation(kind, seeds, logits, seen, state, fy)
-        # An estimate is of f itself, for each element of the batch.
-        factor = seen.factor * len(at.x)
-        scaled = lambda grad: (grad * factor.astype(grad.dtype)).astype(logits.dtype)
         if not adapting:
-            return scaled(self.estimator.gradient(cv, dist, at)), None
+            return self.estimator.gradient(cv, dist, at).astype(logits.dtype), None
         grad, cv_grad = self.estimator.adapt(cv, dist, at)
         cv, optimizer = self._unpack(dist, current)
         updates, optimizer = self.optimizer.update(cv_grad, optimizer, cv)
@@ -137,7 +134,7 @@ class Programs:
         # A step whose gradient overflowed, as under a GradScaler, leaves no trace.
         finite = jnp.all(jnp.isfinite(following.numbers))
         keep = lambda new, old: jnp.where(finite, new, old.astype(new.dtype))
-        return scaled(grad), State(*map(keep, following, current))
+        return grad.astype(logits.dtype), State(*map(keep, following, current))
 
     def _situation(self, kind, seeds, logits, seen, state, fy=None):
         dist, dfx = kind(logits), None
