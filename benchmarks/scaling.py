@@ -9,14 +9,12 @@ as many evaluations (two).
 from functools import partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+from steps import training
 from timing import race, save, show, summarise
 
 from steingrad.data import Dataset
 from steingrad.experiments import Config
-from steingrad.experiments.training import Task
 
 ESTIMATORS = ("rloo", "lariat", "bronco", "rodeo")
 BATCHES = (100, 1_000, 10_000)
@@ -26,13 +24,8 @@ ROUNDS = 5
 
 def contestant(config: Config, dataset: Dataset):
     """A call that makes one training step, and the bytes of its temporaries."""
-    task = Task.of(config, dataset)
-    trainer = task.trainer._replace(max_steps=1)
-    number = lambda n: jnp.asarray(n, jnp.int32)
-    arguments = (
-        task.initial_state(), number(1), jnp.asarray(dataset.train), number(0), number(1)
-    )  # fmt: skip
-    compiled = jax.jit(trainer.run).lower(*arguments).compile()
+    program, arguments = training(config, 1, dataset)
+    compiled = program.compile()
     memory: Any = compiled.memory_analysis()
     return partial(compiled, *arguments), memory.temp_size_in_bytes
 

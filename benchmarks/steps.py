@@ -33,14 +33,20 @@ def fake_dataset() -> Dataset:
 
 def contestant(config: Config, steps: int = STEPS, dataset: Dataset | None = None):
     """A call that makes `steps` training steps, and the seconds its compilation took."""
-    task = Task.of(config, dataset or fake_dataset())
+    program, arguments = training(config, steps, dataset or fake_dataset())
+    start = time.perf_counter()
+    compiled = program.compile()
+    return partial(compiled, *arguments), time.perf_counter() - start
+
+
+def training(config: Config, steps: int, dataset: Dataset):
+    """So many steps as a program that is to be compiled, and its arguments."""
+    task = Task.of(config, dataset)
     trainer = task.trainer._replace(max_steps=steps)
     images = jnp.asarray(task.dataset.train)
     number = lambda n: jnp.asarray(n, jnp.int32)
     arguments = (task.initial_state(), number(1), images, number(0), number(steps))
-    start = time.perf_counter()
-    compiled = jax.jit(trainer.run).lower(*arguments).compile()
-    return partial(compiled, *arguments), time.perf_counter() - start
+    return jax.jit(trainer.run).lower(*arguments), arguments
 
 
 def bare_contestant(samples: int, steps: int = STEPS):

@@ -65,12 +65,15 @@ def scatter(updates: Array, index: Int[Array, "... n"], size: int) -> Array:
     return summed.reshape(*shape[:-1], size)
 
 
-def stack_slots(pieces: Sequence[Array]) -> Shaped[Array, "... N 1"]:
-    """What belongs to the slots of several parts, each `[..., c, n]`, one after the other, in the
-    widest type."""
+def concatenate(pieces: Sequence[Array], axis: int) -> Array:
+    """One array of them all, in the widest type among them."""
     widest = max((piece.dtype for piece in pieces), key=lambda dtype: dtype.itemsize)
-    flat = [piece.reshape(*piece.shape[:-2], -1, 1).astype(widest) for piece in pieces]
-    return jnp.concatenate(flat, axis=-2)
+    return jnp.concatenate([piece.astype(widest) for piece in pieces], axis)
+
+
+def stack_slots(pieces: Sequence[Array]) -> Shaped[Array, "... N 1"]:
+    """What belongs to the slots of several parts, each `[..., c, n]`, one after the other."""
+    return concatenate([piece.reshape(*piece.shape[:-2], -1, 1) for piece in pieces], axis=-2)
 
 
 def split_slots(

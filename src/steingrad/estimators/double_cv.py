@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from ..arrays import as_index, compute_dtype, mean_of_others, mean_of_samples
 from ..distributions import Bernoulli
 from .base import Estimator, check_num_samples
-from .parts import apart, arranged, merged
+from .parts import apart, arranged, leaves, merged
 
 
 class DoubleCV(Estimator):
@@ -59,11 +59,11 @@ class DoubleCV(Estimator):
         assert at.dfx is not None
         alpha = cv.alpha.astype(at.fx.dtype)
         # The bits of all parts of a Joint together.
-        logits = merged(dist, [part.parameters for part, _ in apart(dist, at.x)])
+        logits = merged(dist, [part.parameters for part in leaves(dist)])
         logits = logits.astype(compute_dtype(logits))
         variance = jax.nn.sigmoid(logits) * jax.nn.sigmoid(-logits)
         score = Bernoulli(logits).score(at.x)  # x − θ
         pseudo = at.fx + alpha * jnp.sum(mean_of_others(at.dfx) * score, axis=-1)
         signal = pseudo - mean_of_others(pseudo)
         g = mean_of_samples(signal[..., None] * score - alpha * variance * at.dfx)
-        return arranged(dist, [own for _, own in apart(dist, g)])
+        return arranged(dist, apart(dist, g))

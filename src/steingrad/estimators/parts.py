@@ -6,18 +6,25 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ..arrays import concatenate
 from ..distributions import Joint
 from ..distributions.base import Distribution
 from .base import check_distribution
 
 
-def apart(dist: Distribution, x: Float[Array, "..."]) -> list[tuple[Any, Float[Array, "..."]]]:
-    """The parts that are no joints themselves, each with its share of a state or a gradient."""
+def leaves(dist: Distribution) -> list[Any]:
+    """The parts that are no joints themselves, in order; of anything else, it alone."""
     if not isinstance(dist, Joint):
-        return [(dist, x)]
+        return [dist]
+    return [leaf for part in dist.parts for leaf in leaves(part)]
+
+
+def apart(dist: Distribution, x: Float[Array, "..."]) -> list[Float[Array, "..."]]:
+    """The shares that the `leaves` have of a state or a gradient."""
+    if not isinstance(dist, Joint):
+        return [x]
     each = zip(dist.parts, dist.each(x), strict=True)
     return [inner for part, own in each for inner in apart(part, own)]
 
@@ -26,17 +33,13 @@ def merged(dist: Distribution, pieces: Sequence[Float[Array, "..."]]) -> Float[A
     """The inverse of `apart`, in the pieces' own type."""
     if not isinstance(dist, Joint):
         return pieces[0]
-    parts = [part for part, _ in apart(dist, jnp.zeros((*dist.batch_shape, *dist.event_shape)))]
-    flat = [
-        piece.reshape(*piece.shape[: piece.ndim - part.event_ndim], -1)
-        for part, piece in zip(parts, pieces, strict=True)
-    ]
-    widest = max((piece.dtype for piece in flat), key=lambda dtype: dtype.itemsize)
-    return jnp.concatenate([piece.astype(widest) for piece in flat], axis=-1)
+    each = zip(leaves(dist), pieces, strict=True)
+    flat = [own.reshape(*own.shape[: own.ndim - leaf.event_ndim], -1) for leaf, own in each]
+    return concatenate(flat, axis=-1)
 
 
 def arranged(dist: Distribution, pieces: Sequence[Any]) -> Any:
-    """What belongs to the parts of `apart`, arranged like the distribution's parameters."""
+    """What belongs to the `leaves`, arranged like the distribution's parameters."""
     left = iter(pieces)
 
     def of(dist):

@@ -15,7 +15,7 @@ from ..distributions import Bernoulli, Categorical, Joint
 from ..distributions.base import Distribution
 from ..objective import Evaluated
 from .base import Estimator, check_num_samples
-from .parts import apart, arranged, merged
+from .parts import apart, arranged, leaves, merged
 
 
 class Rebar(Estimator):
@@ -108,9 +108,10 @@ def relaxed_estimate(
     c(\tilde z_k)$, where $r_k$, the `signal`, is f with or without a baseline."""
     if at.key is None:
         raise ValueError("REBAR and RELAX draw noise: pass key=... to `estimate`.")
-    parts = apart(dist, at.x)
+    parts = leaves(dist)
     keys = jax.random.split(at.key, len(parts)) if isinstance(dist, Joint) else [at.key]
-    noises = [Noise.draw(*part, key) for part, key in zip(parts, keys, strict=True)]
+    each = zip(parts, apart(dist, at.x), keys, strict=True)
+    noises = [Noise.draw(part, x, key) for part, x, key in each]
 
     def difference(logits):
         z = merged(dist, [n.z(own) for n, own in zip(noises, logits, strict=True)])
@@ -182,7 +183,8 @@ def conditional(dist: Distribution, logits: Array, x: Array, noise: Array) -> Ar
 def relaxed(log_temperature: Array, dist: Distribution, z: Array) -> Array:
     """σ(z / temperature), or softmax: states on the inside of the cube or the simplex."""
     if isinstance(dist, Joint):
-        return merged(dist, [relaxed(log_temperature, *part) for part in apart(dist, z)])
+        each = zip(leaves(dist), apart(dist, z), strict=True)
+        return merged(dist, [relaxed(log_temperature, part, own) for part, own in each])
     z = z / jnp.exp(log_temperature.astype(z.dtype))
     return jax.nn.sigmoid(z) if isinstance(dist, Bernoulli) else jax.nn.softmax(z)
 

@@ -33,9 +33,9 @@ class Seen(NamedTuple):
     x: Any
     fx: Any
     scaled_dfx: Any
-    """Gradients arrive with the factor that f has in the loss,"""
+    """∇f times `factor`, as the pass through the loss brings it."""
     factor: Any
-    """the same for all samples and elements of the batch."""
+    """What f has in the loss, the same for all samples and elements of the batch."""
     context: Any
 
 
