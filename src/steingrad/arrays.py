@@ -129,6 +129,15 @@ def sum_of_samples(values: Float[Array, "samples ..."]) -> Float[Array, "..."]:
     return functools.reduce(operator.add, values) if few else jnp.sum(values, axis=0)
 
 
+def sum_of_events(values: Float[Array, "..."], axes: int = 1) -> Float[Array, "..."]:
+    """The sum over the last axes. On a CPU as a product with ones: a reduction adds the numbers of
+    a row one after the other there, and takes four times as long."""
+    if jax.default_backend() != "cpu":
+        return jnp.sum(values, axis=tuple(range(-axes, 0)))
+    rows = values.reshape(*values.shape[: values.ndim - axes], -1) if axes != 1 else values
+    return jnp.matmul(rows, jnp.ones(rows.shape[-1], rows.dtype), precision="highest")
+
+
 def weighted_mean(coefficients: Float[Array, "samples ..."], score: Any) -> Any:
     """1/K Σₖ cₖ s(xₖ), for each leaf of the score."""
     return jax.tree.map(lambda s: mean_of_samples(expand(coefficients, s.ndim) * s), score)

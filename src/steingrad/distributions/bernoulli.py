@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from ..arrays import scatter, take
+from ..arrays import scatter, sum_of_events, take
 from .base import FromLogits, as_logits
 
 
@@ -70,7 +70,7 @@ class Bernoulli(FromLogits):
         finite = jnp.where(certain, 0, logits)
         terms = jnp.where(certain, 0, x * finite - jax.nn.softplus(finite))
         impossible = certain & ((x > 0.5) != (logits > 0))
-        return jnp.sum(jnp.where(impossible, -jnp.inf, terms), axis=-1)
+        return sum_of_events(jnp.where(impossible, -jnp.inf, terms))
 
     def score(self, x):
         logits = self._logits

@@ -16,6 +16,7 @@ from ..arrays import (
     mean_of_others,
     mean_of_samples,
     mean_of_squares,
+    sum_of_events,
 )
 from ..operators import Gibbs, Operator
 from ..surrogates import Surrogate
@@ -217,7 +218,7 @@ class Lariat(Estimator):
     def _linear_terms(self, cv, dist, at) -> list:
         mean, pull_back = _mean(dist)
         centred = at.x.astype(mean.dtype) - mean
-        inner = lambda v, x: jnp.sum(v * x, axis=event_axes(at.x, at.fx))
+        inner = lambda v, x: sum_of_events(v * x, at.x.ndim - at.fx.ndim)
         terms: list = []
 
         def linear(v, v_others, v_mean):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from ..arrays import event_axes, expand, sum_of_samples
+from ..arrays import expand, sum_of_events, sum_of_samples
 from ..distributions.base import Distribution
 from ..operators.base import Row
 
@@ -46,8 +46,8 @@ class Terms(NamedTuple):
 
     def products(self) -> Float[Array, "terms terms"]:
         r"""$G_m^\top G_n$, averaged over the batch."""
-        axes = lambda b: event_axes(b, self.weights[0])
-        inner = jax.tree.map(lambda b: jnp.sum(b[:, None] * b, axis=axes(b)), self.basis)
+        axes = lambda b: b.ndim - self.weights[0].ndim
+        inner = jax.tree.map(lambda b: sum_of_events(b[:, None] * b, axes(b)), self.basis)
         inner = functools.reduce(operator.add, jax.tree.leaves(inner))
         weights, inner = (a.reshape(*a.shape[:2], -1) for a in (self.weights, inner))
         products = jnp.einsum("mrb,rqb,nqb->mn", weights, inner, weights, precision="highest")

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, UInt8
 
+from ..arrays import sum_of_events
 from ..data import binarize, rescale
 
 
@@ -26,7 +27,7 @@ class BernoulliLikelihood(eqx.Module):
         self, outputs: Float[Array, "... pixels"], y: Float[Array, "... pixels"]
     ) -> Float[Array, "..."]:
         r"""$\log p(y \mid x)$, where `outputs` are the logits."""
-        return jnp.sum(y * outputs - jax.nn.softplus(outputs), axis=-1)
+        return sum_of_events(y * outputs - jax.nn.softplus(outputs))
 
     def mean(self, outputs: Float[Array, "... pixels"]) -> Float[Array, "... pixels"]:
         """The expected image, between 0 and 1."""
@@ -57,7 +58,7 @@ class GaussianLikelihood(eqx.Module):
         r"""$\log p(y \mid x)$, where `outputs` are the means."""
         variance = jnp.maximum(jax.nn.softplus(self.raw_variance), 1e-3)
         constant = -0.5 * jnp.sum(jnp.log(variance) + math.log(2 * math.pi))
-        return constant - jnp.sum((0.5 / variance) * (y - outputs) ** 2, axis=-1)
+        return constant - sum_of_events((0.5 / variance) * (y - outputs) ** 2)
 
     def mean(self, outputs: Float[Array, "... pixels"]) -> Float[Array, "... pixels"]:
         """The expected image, between 0 and 1."""

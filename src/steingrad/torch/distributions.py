@@ -81,4 +81,6 @@ def read(dist: Any) -> Law:
         raise ValueError(
             f"Logits of shape {tuple(logits.shape)} have no coordinate: one or more are needed."
         )
-    return Law(kind, logits.reshape(*batch, math.prod(own), *values), (*own, *values))
+    if len(own) != 1:
+        logits = logits.reshape(*batch, math.prod(own), *values)
+    return Law(kind, logits, (*own, *values))

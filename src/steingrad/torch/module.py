@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from torch import nn
 
 from ..estimators import Estimator as JaxEstimator
 from .distributions import Law, read
+from .native import native
 from .programs import Programs, Seen, State
 from .tensors import Surroundings, compute_dtype, draw_seeds, to_jax, to_torch
 
@@ -82,7 +84,7 @@ class Estimator(nn.Module):
         if not len(self.cv_numbers) or self._law is None:
             return None
         with jax.enable_x64(self.cv_numbers.dtype == torch.float64):
-            return self._programs.tree(*self._law, State(*map(to_jax, self._state)))[0]
+            return self._programs.tree(*self._law, self._state.map(to_jax))[0]
 
     def extra_repr(self) -> str:
         return repr(self.estimator)
@@ -105,27 +107,38 @@ class Estimator(nn.Module):
 
     @property
     def _state(self) -> State:
-        return State(self.cv_numbers, self.cv_counts)
+        return State(self.cv_numbers, self.cv_counts if len(self.cv_counts) else None)
+
+    def _become(self, state: State) -> None:
+        """Without `setattr`, which takes a module more time than the step takes its numbers."""
+        for name, array in zip(BUFFERS, state, strict=True):
+            if array is not None:
+                old: Any = self._buffers[name]
+                self._buffers[name] = to_torch(array, old.device).to(old.dtype)
 
     def _prepare(self, law: Law) -> State | None:
         """The control variates for a distribution, made if there are none yet."""
-        self._law = law.kind, law.state_shape
-        numbers, counts = self._programs.sizes(*self._law)
+        met = law.kind, law.state_shape
+        if met != self._law:  # setting an attribute of a module takes its time
+            self._law = met
+        numbers, counts = self._programs.sizes(*met)
         if not numbers:
             return None
         if not len(self.cv_numbers):
-            fresh = self._programs.init(*self._law, self._init_seeds)
-            for name, array in zip(BUFFERS, fresh, strict=True):
-                setattr(self, name, to_torch(array, law.logits.device))
-        state = self._state
-        if (state.numbers.numel(), state.counts.numel()) != (numbers, counts):
+            device = law.logits.device
+            fresh = self._programs.init(*met, self._init_seeds)
+            self._buffers[BUFFERS.numbers] = to_torch(fresh.numbers, device)
+            none = self.cv_counts.to(device)
+            self._buffers[BUFFERS.counts] = to_torch(fresh.counts, device) if counts else none
+        sizes = len(self.cv_numbers), len(self.cv_counts)
+        if sizes != (numbers, counts):
             raise ValueError(
                 f"This {type(self.estimator).__name__} has learned control variates of "
-                f"{state.numbers.numel()} numbers, but with these settings and logits of shape "
+                f"{sizes[0]} numbers, but with these settings and logits of shape "
                 f"{tuple(law.logits.shape)} they have {numbers}. Give each distribution an "
                 "estimator of its own, and load a state_dict into one with the same settings."
             )
-        return state
+        return self._state
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
         # Buffers that are not made yet take the shape of those that are loaded.
@@ -156,9 +169,10 @@ class Draw:
     ):
         self.module, self.f = module, f
         self.kind, self.batch_shape, self.event_shape = law.kind, law.batch_shape, law.event_shape
+        self.reshaped = law.event_shape != law.state_shape
         self.device, self.dtype = law.logits.device, compute_dtype(law.logits)
         self.context = None if context is None else context.detach().to(self.dtype)
-        self.seeds = draw_seeds()
+        self.native, self.seeds = native(module.estimator), draw_seeds()
         with self._precision():
             programs = module._programs
             programs.check(law)
@@ -172,8 +186,8 @@ class Draw:
             wanted = torch.is_grad_enabled() and law.logits.requires_grad
             # A copy, so that what happens to the buffers until `backward` makes no difference.
             state = module._prepare(law) if wanted else None
-            self.state = None if state is None else State(*(part.clone() for part in state))
-        self.surroundings = Surroundings.here(self.device)
+            self.state = None if state is None else state.map(torch.clone)
+        self.surroundings = Surroundings.here(self.device) if self.native is None else None
         self.needs_gradient = programs.estimator.needs_gradient
         self.fx = self.estimate = None
 
@@ -194,21 +208,26 @@ class Draw:
     ) -> torch.Tensor:
         """With respect to the logits; through f came ∇f · cotangent / (K · batch)."""
         batch = max(math.prod(self.batch_shape), 1)
-        if self.estimate is None:
-            self._check_samples()
-            if self.needs_gradient and dfx is None:
-                raise RuntimeError(self._detached())
-            factor = cotangent.item() / (batch * len(self.x))
-            if abs(factor) < torch.finfo(self.dtype).tiny or not logits.numel():
-                return torch.zeros_like(logits)
-            if not math.isfinite(factor):
-                return torch.full_like(logits, math.nan)
-            with self._precision():
-                self.estimate = self._estimate(logits, dfx, factor)
-        # A product of its own: the estimate serves further passes through the same graph.
-        return self.estimate * (cotangent / batch).to(logits.dtype)
+        if self.estimate is not None:
+            # Further passes through the same graph.
+            return (self.estimate() * (cotangent / batch)).to(logits.dtype)
+        self._check_samples()
+        if self.needs_gradient and dfx is None:
+            raise RuntimeError(self._detached())
+        factor = cotangent.item() / (batch * len(self.x))
+        if abs(factor) < torch.finfo(self.dtype).tiny or not logits.numel():
+            return torch.zeros_like(logits)
+        if not math.isfinite(factor):
+            return torch.full_like(logits, math.nan)
+        if self.native is not None:
+            estimate = self.native(self.x, self.fx)
+            self.estimate = lambda: estimate
+            return (estimate * (factor * len(self.x))).to(logits.dtype)
+        with self._precision():
+            return self._estimate(logits, dfx, factor)
 
     def _estimate(self, logits, dfx, factor) -> torch.Tensor:
+        """The first time."""
         programs, module = self.module._programs, self.module
         given = self.kind, self.seeds, to_jax(logits)
         fx, optional = to_jax(self.fx), lambda tensor: None if tensor is None else to_jax(tensor)
@@ -216,8 +235,7 @@ class Draw:
         seen = Seen(to_jax(self.x), fx, optional(dfx), factor, optional(self.context))
         state = current = fy = None
         if self.state is not None:
-            state = State(*map(to_jax, self.state))
-            current = State(*map(to_jax, module._state))
+            state, current = self.state.map(to_jax), module._state.map(to_jax)
         with programs.evaluating(self._callback):
             if programs.looks_further:
                 y = to_torch(programs.further_points(*given, seen, state), self.device)
@@ -225,14 +243,13 @@ class Draw:
                 fy = to_jax(fy.to(self.dtype))
             adapting = module.training and state is not None
             kind, seeds, logits_ = given
-            grad, following = programs.gradient(
+            estimate, grad, following = programs.gradient(
                 kind, adapting, seeds, logits_, seen, fy, state, current
             )
             grad = to_torch(grad, self.device)
+        self.estimate = partial(to_torch, estimate, self.device)
         if adapting:
-            for name, array in zip(BUFFERS, following, strict=True):
-                old = getattr(module, name)
-                setattr(module, name, to_torch(array, old.device).to(old.dtype))
+            module._become(following)
         return grad
 
     def _check_samples(self) -> None:
@@ -245,7 +262,7 @@ class Draw:
 
     def _call(self, x: torch.Tensor) -> torch.Tensor:
         lead = (len(self.x), *self.batch_shape)
-        fx = self.f(x.reshape(*lead, *self.event_shape))
+        fx = self.f(x.reshape(*lead, *self.event_shape) if self.reshaped else x)
         name = type(fx).__name__
         if not isinstance(fx, torch.Tensor):
             raise TypeError(
@@ -269,6 +286,7 @@ class Draw:
 
     def _again(self, x: torch.Tensor) -> torch.Tensor:
         """f elsewhere, with the random numbers it had at the samples."""
+        assert self.surroundings is not None
         with self.surroundings.again():
             return self._call(x)
 

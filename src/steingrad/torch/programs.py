@@ -25,6 +25,10 @@ class State(NamedTuple):
 
     numbers: Any
     counts: Any
+    """`None` if it counts nothing."""
+
+    def map(self, function: Callable[[Any], Any]) -> "State":
+        return State(*(None if part is None else function(part) for part in self))
 
 
 class Seen(NamedTuple):
@@ -93,7 +97,8 @@ class Programs:
         if (kind, state_shape) not in self._sizes:
             init = partial(self._init, kind, state_shape)
             vectors = jax.eval_shape(init, np.zeros(2, np.uint32))
-            self._sizes[kind, state_shape] = vectors.numbers.size, vectors.counts.size
+            size = lambda vector: 0 if vector is None else vector.size
+            self._sizes[kind, state_shape] = size(vectors.numbers), size(vectors.counts)
         return self._sizes[kind, state_shape]
 
     @contextlib.contextmanager
@@ -122,11 +127,14 @@ class Programs:
         return self.estimator.further_points(cv, dist, at)
 
     def _gradient(self, kind, adapting, seeds, logits, seen, fy, state, current):
-        """The estimate for each element of the batch and, if adapting, the state that follows
-        `current`, which may have moved on since the samples were drawn with `state`."""
+        """The estimate for each element of the batch; the same for the logits, with the factor
+        that the mean of f has in the loss; and, if adapting, the state that follows `current`,
+        which may have moved on since the samples were drawn with `state`."""
         dist, at, (cv, _) = self._situation(kind, seeds, logits, seen, state, fy)
+        with_factor = lambda grad: (grad * (seen.factor * len(seen.x))).astype(logits.dtype)
         if not adapting:
-            return self.estimator.gradient(cv, dist, at).astype(logits.dtype), None
+            grad = self.estimator.gradient(cv, dist, at)
+            return grad, with_factor(grad), None
         grad, cv_grad = self.estimator.adapt(cv, dist, at)
         cv, optimizer = self._unpack(dist, current)
         updates, optimizer = self.optimizer.update(cv_grad, optimizer, cv)
@@ -134,7 +142,7 @@ class Programs:
         # A step whose gradient overflowed, as under a GradScaler, leaves no trace.
         finite = jnp.all(jnp.isfinite(following.numbers))
         keep = lambda new, old: jnp.where(finite, new, old.astype(new.dtype))
-        return grad.astype(logits.dtype), State(*map(keep, following, current))
+        return grad, with_factor(grad), jax.tree.map(keep, following, current)
 
     def _situation(self, kind, seeds, logits, seen, state, fy=None):
         dist, dfx = kind(logits), None
@@ -174,8 +182,8 @@ def pack(tree: Any) -> State:
     dtype = jnp.result_type(float)
     numbers = [jnp.ravel(leaf).astype(dtype) for leaf in leaves if floating(leaf)]
     counts = [jnp.ravel(leaf) for leaf in leaves if not floating(leaf)]
-    join = lambda parts, dtype: jnp.concatenate([jnp.zeros(0, dtype), *parts])
-    return State(join(numbers, dtype), join(counts, jnp.int32))
+    join = lambda parts: jnp.concatenate(parts) if parts else None
+    return State(join(numbers), join(counts))
 
 
 def unpack(structs: Any, state: State) -> Any:

@@ -59,9 +59,7 @@ class Surroundings(NamedTuple):
 
     @classmethod
     def here(cls, device: torch.device) -> "Surroundings":
-        kind = device.type
-        autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        return cls(device, _generator_states(device), autocast)
+        return cls(device, _generator_states(device), _autocast(device))
 
     @contextlib.contextmanager
     def again(self):
@@ -69,12 +67,18 @@ class Surroundings(NamedTuple):
         generators go on from where they are now."""
         now = _generator_states(self.device)
         enabled, dtype = self.autocast
+        same = _autocast(self.device) == self.autocast  # asking is cheaper than setting
+        cast = torch.autocast(self.device.type, dtype, enabled) if not same else None
         _set_generator_states(self.device, self.states)
         try:
-            with torch.no_grad(), torch.autocast(self.device.type, dtype, enabled):
+            with torch.no_grad(), cast or contextlib.nullcontext():
                 yield
         finally:
             _set_generator_states(self.device, now)
+
+
+def _autocast(device: torch.device) -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
 
 
 def _generator_states(device: torch.device) -> tuple[torch.Tensor, ...]:
