@@ -127,6 +127,13 @@ class TestTables:
         assert "1 seed;" in table.before[0]
         assert "without ± is of one seed" in table.before[1]
 
+    @pytest.mark.parametrize(("final", "mark"), [(-101.89 - 0.9, "▼"), (-101.89 + 0.7, "")])
+    def test_one_seed_of_the_papers_length(self, tmp_path, final, mark):
+        """The paper's error, 0.17, is of five runs; one run's is √5 times that."""
+        write_run(tmp_path / "run", short(MNIST["rodeo"], 1_000_000, (1,)), final=final)
+        cell = rows(parts(report_of(tmp_path), "train-elbo").parts[0])["RODEO"][0]
+        assert cell.mark == mark
+
     def test_runs_of_different_length(self, runs):
         write_run(runs / "rloo", short(MNIST["rloo"], steps=5_000, seeds=(1,)))
         before = parts(report_of(runs), "train-elbo").parts[0].before
@@ -243,6 +250,25 @@ class TestCurves:
             "Paper's at 200,000 steps",
         )
         assert rows(figure.table)["RODEO"][1].text == "0.0100"
+
+    @pytest.mark.parametrize(
+        ("steps", "published"),
+        [
+            (199_000, {}),
+            (200_000, {"grad_variance": (200_000, 0.01)}),
+            (1_000_000, {"grad_variance": (200_000, 0.01), "objective": (1_000_000, -101.89)}),
+        ],
+    )
+    def test_published_points_where_a_curve_gets_there(self, tmp_path, steps, published):
+        write_run(tmp_path / "rodeo", short(MNIST["rodeo"], steps, (1,)))
+        write_run(tmp_path / "lariat", short(MNIST["lariat"], steps, (1,)))
+        (figure,) = parts(report_of(tmp_path), "variance-curves").parts
+        rodeo, lariat = figure.curves
+        assert (rodeo.published, lariat.published) == (published, {})
+        assert any("Stars are the paper's" in text for text in figure.before) == bool(published)
+        drawn = to_html(report_of(tmp_path)).partition('id="figures">')[2].partition("</script>")[0]
+        curves = json.loads(drawn)["figures"]["variance-curves-mnist-bernoulli-k2"]["curves"]
+        assert curves[0]["paper"] == {name: list(point) for name, point in published.items()}
 
     def test_ablation_is_one_figure(self, tmp_path):
         for number, entry in enumerate(entries("ablation-surrogate")):
@@ -487,6 +513,11 @@ class TestReadme:
         assert "Curves are means" not in text
 
     def test_is_made_from_the_results_in_the_repository(self):
-        report = report_of(ROOT / "results")
-        assert section(ROOT / "results" / "README.md").strip() == summary(report, ".")
-        assert (ROOT / "results" / "report.md").read_text() == to_markdown(report)
+        report = report_of(ROOT / "results" / "10000-steps")
+        stored = section(ROOT / "results" / "README.md").strip()
+        assert stored == summary(report, "10000-steps")
+
+    @pytest.mark.parametrize("block", sorted(path.name for path in (ROOT / "results").glob("*/")))
+    def test_blocks_are_made_from_their_results(self, block):
+        folder = ROOT / "results" / block
+        assert (folder / "report.md").read_text() == to_markdown(report_of(folder))

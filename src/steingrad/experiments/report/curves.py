@@ -1,11 +1,13 @@
 """Figures of an experiment: curves, and what they come to."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ..estimators import DESCRIPTIONS
-from ..paper.grid import Entry, Experiment, published_variances
+from ..paper.grid import Entry, Experiment, find, published_variances
+from ..paper.settings import STEPS
 from ..training.config import Config
 from .collect import Group
 from .figures import Curve
@@ -16,6 +18,10 @@ from .parts import NOTHING, Cell, Figure, Table, apart, in_legend
 
 # An estimator looks the same in every figure.
 STYLE = {estimator.label: estimator.style for estimator in DESCRIPTIONS.values()}
+STARS = (
+    "Stars are the paper's: variances read by eye off its curves, and the mean training ELBO over "
+    "its five runs, at their end."
+)
 
 
 def experiment_figures(experiment: Experiment, found: Mapping[Entry, Group]) -> list[Figure]:
@@ -49,7 +55,7 @@ def _figure(experiment: Experiment, name: str, found: Mapping[Entry, Group]) -> 
         label = in_legend(labels[entry], entry.biased)
         curve = mean_curve(label, STYLE[entry.label] if known else number, group, metrics)
         if curve is not None:
-            curves[entry] = curve
+            curves[entry] = dataclasses.replace(curve, published=_published(entry, curve))
     if not curves:
         return None
     config = next(iter(found)).config
@@ -66,8 +72,25 @@ def _figure(experiment: Experiment, name: str, found: Mapping[Entry, Group]) -> 
         if entry not in curves and _figure_name(experiment, entry) == name
     ]
     before += [f"Not run: {', '.join(missing)}."] if missing else []
+    before += [STARS] if any(curve.published for curve in curves.values()) else []
     table = _table({entry: found[entry] for entry in curves}, curves, labels, tuple(files))
     return Figure(name, ", ".join(parts), metrics, tuple(curves.values()), table, tuple(before))
+
+
+def _published(entry: Entry, curve: Curve) -> dict[str, tuple[int, float]]:
+    """What the paper says of these metrics, at steps that the curve reaches."""
+    found = {}
+    variance = published_variances().get(entry.config)
+    if variance:
+        found["grad_variance"] = variance
+    elbo = find("train-elbo").published(entry, "train_elbo")
+    if elbo:
+        found["objective"] = STEPS, elbo.mean
+    return {
+        metric: (step, value)
+        for metric, (step, value) in found.items()
+        if metric in curve.values and step <= curve.steps[-1]
+    }
 
 
 def mean_curve(label: str, style: int, group: Group, metrics: Sequence[str]) -> Curve | None:

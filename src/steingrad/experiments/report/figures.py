@@ -26,6 +26,8 @@ class Curve:
     steps: Sequence[int]
     seconds: Sequence[float]
     values: Mapping[str, Sequence[float]]
+    published: Mapping[str, tuple[int, float]] = dataclasses.field(default_factory=dict)
+    """The paper's value of a metric, and the step at which it has it."""
 
 
 def plot_curves(runs: Mapping[str, Run], path: Path) -> None:
@@ -75,6 +77,19 @@ def plot(
                     markerfacecolor="white",
                     markevery=(curve.style % len(STYLES) * every // len(STYLES), every),
                 )
+                if horizontal == "steps" and metric in curve.published:
+                    step, value = curve.published[metric]
+                    axis.plot(
+                        step,
+                        value,
+                        color=style.light,
+                        linestyle="none",
+                        marker="*",
+                        markersize=13,
+                        markeredgecolor="black",
+                        clip_on=False,
+                        zorder=3,
+                    )
             axis.set(xlabel=horizontal, ylabel=METRICS[metric].axis)
             _show_late_part(axis, curves, horizontal, metric)
             axis.locator_params(axis="x", nbins=5)
@@ -99,6 +114,8 @@ def _show_late_part(axis, curves: Sequence[Curve], horizontal: str, metric: str)
         for x, y in zip(getattr(curve, horizontal), curve.values[metric], strict=True)
         if x >= first and np.isfinite(y) and (y > 0 or not METRICS[metric].logarithmic)
     ]
+    if horizontal == "steps":
+        shown += [curve.published[metric][1] for curve in curves if metric in curve.published]
     if len(shown) < 2 or min(shown) == max(shown):
         return
     low, high = min(shown), max(shown)

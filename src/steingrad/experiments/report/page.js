@@ -13,6 +13,10 @@
     v: (x, y) => `M${x} ${y + 4}l4-7h-8Z`,
     X: (x, y) => `M${x - 3.2} ${y - 3.2}l6.4 6.4M${x - 3.2} ${y + 3.2}l6.4-6.4`,
   };
+  const star = (x, y) => "M" + Array.from({ length: 10 }, (_, i) => {
+    const angle = (Math.PI * i) / 5, radius = i % 2 ? 3.4 : 8;
+    return `${round(x + radius * Math.sin(angle))} ${round(y - radius * Math.cos(angle))}`;
+  }).join("L") + "Z";
   const dashes = (curve) => STYLES[curve.style].dashes;
   const marker = (curve, x, y) => MARKERS[STYLES[curve.style].marker](x, y);
   const UNITS = [[10800, 3600, "hours", "h"], [180, 60, "minutes", "min"], [0, 1, "seconds", "s"]];
@@ -60,6 +64,8 @@
     const right = Math.max(...curves.map((curve) => curve.x[axis].at(-1)));
     const values = curves.flatMap((curve) =>
       curve.y[panel.metric].filter((_, i) => curve.x[axis][i] >= START * right));
+    if (axis === "steps") values.push(...curves.filter((curve) => panel.metric in curve.paper)
+      .map((curve) => curve.paper[panel.metric][1]));
     const usable = values.filter((value) => !panel.log || value > 0);
     let low = Math.min(...usable), high = Math.max(...usable);
     if (panel.log) {
@@ -110,6 +116,7 @@
     picture.append(svg("clipPath", { id: clip },
       svg("rect", { x: LEFT, y: TOP, width: WIDTH - LEFT - RIGHT + 4, height: bottom - TOP })));
     const inside = svg("g", { "clip-path": `url(#${clip})` });
+    picture.append(inside);
     for (const curve of curves) {
       const points = curve.x[axis].map((x, i) => [round(toX(x)), round(toY(curve.y[panel.metric][i]))])
         .filter(([, y]) => Number.isFinite(+y));
@@ -122,9 +129,14 @@
         svg("path", { class: `markers s${curve.style}`,
           d: marked.map(([x, y]) => marker(curve, +x, +y)).join("") }));
     }
+    for (const curve of curves) {
+      if (axis !== "steps" || !(panel.metric in curve.paper)) continue;
+      const [step, value] = curve.paper[panel.metric];
+      picture.append(svg("path", { class: `star s${curve.style}`, d: star(toX(step), toY(value)) },
+        svg("title", {}, `${curve.label}, the paper's: ${short(value)}`)));
+    }
     const cross = svg("g", { visibility: "hidden" });
     inside.append(cross);
-    picture.append(inside);
 
     // The values of all curves at the point of the longest one that is nearest.
     const longest = curves.reduce((a, b) => (b.x[axis].at(-1) > a.x[axis].at(-1) ? b : a)).x[axis];

@@ -73,6 +73,7 @@ def _data(figure: Figure) -> dict:
             "style": curve.style % len(STYLES),
             "x": {"steps": list(curve.steps), "time": list(curve.seconds)},
             "y": {metric: list(curve.values[metric]) for metric in figure.metrics},
+            "paper": {metric: list(point) for metric, point in curve.published.items()},
         }
         for curve in figure.curves
     ]

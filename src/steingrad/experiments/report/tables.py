@@ -1,11 +1,12 @@
 """Tables of an experiment: ours beside the paper's."""
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 from ..estimators import DESCRIPTIONS
-from ..paper.grid import Entry, Experiment
-from ..paper.settings import STEPS, TIMED_ON
+from ..paper.grid import Entry, Experiment, Published
+from ..paper.settings import SEEDS, STEPS, TIMED_ON
 from ..training.config import Config
 from .collect import Group, key
 from .metrics import METRICS, is_best
@@ -81,8 +82,8 @@ def _table(
         before.append(_timing_sentence(experiment, [found[entry] for entry in numbers]))
     elif any(number.stderr is None for number in numbers.values()):
         before.append(
-            "A number without ± is of one seed: it has no error of its own, so its difference "
-            "from the paper's is not marked."
+            "A number without ± is of one seed. Where it has the paper's steps, its error is taken "
+            "to be that of one run of the paper's, √5 times the standard error."
         )
     title = _title(experiment, metric)
     return Table(title, ("", *headings), tuple(blocks), tuple(before), tuple(file_notes))
@@ -129,11 +130,18 @@ def _cell(
         return Cell(f"{ours.mean / base.mean:.2f}×", paper, milliseconds, best, title=title)
     mark = ""
     comparable = group.steps >= STEPS
-    if published and comparable and outside(ours, published):
+    if published and comparable and outside(_with_error(ours, published), published):
         mark = "▲" if ours.mean > published.mean else "▼"
         side = "higher" if mark == "▲" else "lower"
         title += f"; {side} than the paper's by {abs(ours.mean - published.mean):.2f}"
     return Cell(fixed(ours), paper, best=best, mark=mark, title=title, comparable=comparable)
+
+
+def _with_error(ours: Estimate, published: Published) -> Estimate:
+    """One run alone varies as one of the paper's does."""
+    if ours.stderr is not None or published.stderr is None:
+        return ours
+    return Estimate(ours.mean, published.stderr * math.sqrt(len(SEEDS)))
 
 
 def _reference(experiment: Experiment, rivals: Sequence[Entry]) -> Entry | None:
