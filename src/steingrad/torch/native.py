@@ -28,4 +28,3 @@ def rloo(x: torch.Tensor, fx: torch.Tensor) -> torch.Tensor:
     weights = (fx - fx.mean(0))[1:] / (len(fx) - 1)
     weights = weights.reshape(weights.shape + (1,) * (x.ndim - fx.ndim))
     return (weights * (x[1:] - x[0])).sum(0)
-
