@@ -85,11 +85,6 @@ def split_slots(
     return [own.reshape(*own.shape[:-1], *shape) for own, shape in zip(pieces, shapes, strict=True)]
 
 
-def event_axes(x: Array, fx: Array) -> tuple[int, ...]:
-    """The axes that a state has and its value has not."""
-    return tuple(range(fx.ndim - x.ndim, 0))
-
-
 def others(values: Shaped[Array, "samples ..."]) -> Shaped[Array, "others samples ..."]:
     """For each k the values of the other samples, v_(k+1), v_(k+2), ... (mod K), along a new axis.
 
@@ -134,8 +129,9 @@ def sum_of_events(values: Float[Array, "..."], axes: int = 1) -> Float[Array, ".
     a row one after the other there, and takes four times as long."""
     if jax.default_backend() != "cpu":
         return jnp.sum(values, axis=tuple(range(-axes, 0)))
-    rows = values.reshape(*values.shape[: values.ndim - axes], -1) if axes != 1 else values
-    return jnp.matmul(rows, jnp.ones(rows.shape[-1], rows.dtype), precision="highest")
+    lead, event = values.shape[: values.ndim - axes], values.shape[values.ndim - axes :]
+    ones = jnp.ones(math.prod(event), values.dtype)
+    return jnp.matmul(values.reshape(*lead, len(ones)), ones, precision="highest")
 
 
 def weighted_mean(coefficients: Float[Array, "samples ..."], score: Any) -> Any:

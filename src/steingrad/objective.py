@@ -35,6 +35,11 @@ class Evaluated(eqx.Module):
     context: Array | None = None
     """What the control variates may know beside the samples, of shape `[*batch, c]`."""
 
+    @property
+    def event_ndim(self) -> int:
+        """How many axes a state has."""
+        return self.x.ndim - self.fx.ndim
+
 
 def bind(
     f: Callable[..., Any],

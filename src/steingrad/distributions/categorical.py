@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..arrays import scatter, take
+from ..arrays import scatter, sum_of_events, take
 from .base import FromLogits, as_logits
 
 
@@ -97,7 +97,7 @@ class Categorical(IndependentLogits):
         # A value of probability 0 that x does not have adds 0, not 0·(−∞).
         impossible = jnp.isneginf(log_probs)
         terms = x * jnp.where(impossible, 0, log_probs)
-        return jnp.sum(jnp.where(impossible & (x > 0.5), -jnp.inf, terms), axis=(-2, -1))
+        return sum_of_events(jnp.where(impossible & (x > 0.5), -jnp.inf, terms), 2)
 
     def index(self, x):
         return jnp.argmax(x, axis=-1).astype(jnp.int32)

@@ -12,7 +12,6 @@ from ..arrays import (
     as_index,
     check_whole,
     compute_dtype,
-    event_axes,
     mean_of_others,
     mean_of_samples,
     mean_of_squares,
@@ -218,7 +217,7 @@ class Lariat(Estimator):
     def _linear_terms(self, cv, dist, at) -> list:
         mean, pull_back = _mean(dist)
         centred = at.x.astype(mean.dtype) - mean
-        inner = lambda v, x: sum_of_events(v * x, at.x.ndim - at.fx.ndim)
+        inner = lambda v, x: sum_of_events(v * x, at.event_ndim)
         terms: list = []
 
         def linear(v, v_others, v_mean):
@@ -281,12 +280,11 @@ class Lariat(Estimator):
         """How far the linear model of f is from f and its gradient."""
         baseline, slope = self._context(maps, dist, at)
         centred = at.x.astype(slope.dtype) - _mean(dist)[0]
-        axes = event_axes(at.x, at.fx)
         residual = at.fx - self._value(cv, at.fx) - baseline
         if self.gradients:
-            misfit = jnp.sum((centred * (at.dfx - slope)) ** 2, axis=axes)
+            misfit = sum_of_events((centred * (at.dfx - slope)) ** 2, at.event_ndim)
         else:
-            misfit, residual = 0, residual - jnp.sum(slope * centred, axis=axes)
+            misfit, residual = 0, residual - sum_of_events(slope * centred, at.event_ndim)
         return jnp.mean(residual**2 + misfit)
 
 

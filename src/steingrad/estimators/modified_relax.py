@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import as_index, event_axes, mean_of_others, mean_of_samples, others
+from ..arrays import as_index, mean_of_others, mean_of_samples, others, sum_of_events
 from ..distributions import Bernoulli, Categorical
 from ..surrogates import MLPSurrogate
 from .base import Estimator, check_num_samples
@@ -69,7 +69,7 @@ class ModifiedRelax(Estimator):
         def control(z):
             y = relaxed(cv.log_temperature, dist, z).astype(df_j.dtype)
             # H(f_j, t_j(y_k)) for each pair of samples, as in MLPSurrogate.
-            t = jnp.sum(df_j * (y - x_j.astype(df_j.dtype)), axis=event_axes(at.x, at.fx))
+            t = sum_of_events(df_j * (y - x_j.astype(df_j.dtype)), at.event_ndim)
             h, _ = self.surrogate.network(cv.surrogate, f_j, t)
             return cv.scale.astype(at.fx.dtype) * mean_of_samples(h)
 

@@ -1,8 +1,6 @@
 """The paper's surrogate: a small network of the other samples' values and gradients."""
 
-import jax.numpy as jnp
-
-from ..arrays import event_axes, others
+from ..arrays import others, sum_of_events
 from .network import NetworkSurrogate
 
 
@@ -30,6 +28,6 @@ class MLPSurrogate(NetworkSurrogate):
         assert at.dfx is not None
         x_j, f_j, df_j = others(at.x), others(at.fx), others(at.dfx)
         # t_j(x_k), then t_j at the neighbours of x_k.
-        t_self = jnp.sum(df_j * (at.x - x_j).astype(df_j.dtype), axis=event_axes(at.x, at.fx))
+        t_self = sum_of_events(df_j * (at.x - x_j).astype(df_j.dtype), at.event_ndim)
         t = t_self[..., None, None] + row.linear_change(df_j, at.x)
         return self.values(cv, f_j, t_self, t)

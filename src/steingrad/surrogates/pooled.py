@@ -1,9 +1,8 @@
 """A surrogate that sees the means over the other samples."""
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import event_axes, mean_of_others
+from ..arrays import mean_of_others, sum_of_events
 from ..objective import Evaluated
 from ..operators import Row
 from .network import NetworkSurrogate
@@ -33,6 +32,6 @@ def pool(
     """The means over j ≠ k of f_j, of t_j(x_k) and of t_j at the neighbours of x_k."""
     assert at.dfx is not None
     mean_df = mean_of_others(at.dfx)
-    inner = lambda a, b: jnp.sum(a * b.astype(a.dtype), axis=event_axes(at.x, at.fx))
+    inner = lambda a, b: sum_of_events(a * b.astype(a.dtype), at.event_ndim)
     t_self = inner(mean_df, at.x) - mean_of_others(inner(at.dfx, at.x))
     return mean_of_others(at.fx), t_self, t_self[..., None, None] + row.linear_change(mean_df, at.x)

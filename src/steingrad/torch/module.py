@@ -110,7 +110,7 @@ class Estimator(nn.Module):
         return State(self.cv_numbers, self.cv_counts if len(self.cv_counts) else None)
 
     def _become(self, state: State) -> None:
-        """Without `setattr`, which takes a module more time than the step takes its numbers."""
+        """At every step: `setattr` on a module would take longer than the arithmetic."""
         for name, array in zip(BUFFERS, state, strict=True):
             if array is not None:
                 old: Any = self._buffers[name]
@@ -127,9 +127,8 @@ class Estimator(nn.Module):
         if not len(self.cv_numbers):
             device = law.logits.device
             fresh = self._programs.init(*met, self._init_seeds)
-            self._buffers[BUFFERS.numbers] = to_torch(fresh.numbers, device)
-            none = self.cv_counts.to(device)
-            self._buffers[BUFFERS.counts] = to_torch(fresh.counts, device) if counts else none
+            self.cv_numbers = to_torch(fresh.numbers, device)
+            self.cv_counts = to_torch(fresh.counts, device) if counts else self.cv_counts.to(device)
         sizes = len(self.cv_numbers), len(self.cv_counts)
         if sizes != (numbers, counts):
             raise ValueError(
@@ -227,7 +226,7 @@ class Draw:
             return self._estimate(logits, dfx, factor)
 
     def _estimate(self, logits, dfx, factor) -> torch.Tensor:
-        """The first time."""
+        """The gradient, at the first pass through the graph; it leaves the estimate to others."""
         programs, module = self.module._programs, self.module
         given = self.kind, self.seeds, to_jax(logits)
         fx, optional = to_jax(self.fx), lambda tensor: None if tensor is None else to_jax(tensor)
@@ -246,7 +245,10 @@ class Draw:
             estimate, grad, following = programs.gradient(
                 kind, adapting, seeds, logits_, seen, fy, state, current
             )
+            # Not the estimate's memory: whoever gets the gradient may change it. Nor, on a GPU,
+            # JAX's, which would take it back while PyTorch's operations are still on their way.
             grad = to_torch(grad, self.device)
+            grad = grad.clone() if grad.is_cuda else grad
         self.estimate = partial(to_torch, estimate, self.device)
         if adapting:
             module._become(following)

@@ -1,7 +1,7 @@
 """Estimates that are a few operations on tensors: PyTorch makes them itself.
 
 Between PyTorch's operations a call into JAX takes a third of a millisecond, however little it does.
-Estimates with control variates are worth that, this one is not.
+Estimates with control variates are worth that, RLOO is not.
 """
 
 from collections.abc import Callable

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 from synthetic import entries, write_paper, write_run
@@ -47,6 +48,10 @@ def page(tmp_path_factory):
     write_paper(path / "runs", lines=30)
     for name in ("rodeo", "rloo"):
         write_run(path / "runs" / name, Config(estimator=name, steps=500), final=-20.0, lines=30)
+    # Long enough for a variance of the paper's.
+    (long,) = entries("variance-curves", dataset="fashion_mnist", likelihood="bernoulli",
+                      samples=2, estimator="disarm")  # fmt: skip
+    write_run(path / "runs" / "long", replace(long.config, steps=200_000, seeds=(1,)), lines=30)
     write_report(path / "runs", path / "out")
     return (path / "out" / "index.html").as_uri()
 
@@ -107,6 +112,20 @@ class TestPage:
             for curve in chart(opened).find_elements(By.CSS_SELECTOR, ".panel > svg .curve")
         }
         assert len(dashes) == len(entries("variance-curves", dataset="mnist", samples=2)) / 2 == 8
+
+    def test_stars_are_the_papers(self, opened):
+        figure = chart(opened, "variance-curves-fashion_mnist-bernoulli-k2")
+        stars = lambda: [
+            len(panel.find_elements(By.CSS_SELECTOR, ".star"))
+            for panel in figure.find_elements(By.CSS_SELECTOR, ".panel > svg")
+        ]
+        assert stars() == [1, 0]
+        star = figure.find_element(By.CSS_SELECTOR, ".star")
+        assert "NaN" not in star.get_attribute("d")
+        said = star.find_element(By.CSS_SELECTOR, "title").get_attribute("textContent")
+        assert said == "DisARM, the paper's: 0.0105"
+        figure.find_elements(By.CSS_SELECTOR, ".axis button")[1].click()
+        assert stars() == [0, 0]
 
     def test_hover(self, opened):
         figure = chart(opened)

@@ -125,14 +125,15 @@ class TestTables:
         cell = rows(table)["RODEO"][0]
         assert (cell.text, cell.mark, cell.best) == ("−150.00", "", False)
         assert "1 seed;" in table.before[0]
-        assert "without ± is of one seed" in table.before[1]
+        assert "without ± is of one seed: it has no error of its own" in table.before[1]
 
     @pytest.mark.parametrize(("final", "mark"), [(-101.89 - 0.9, "▼"), (-101.89 + 0.7, "")])
     def test_one_seed_of_the_papers_length(self, tmp_path, final, mark):
         """The paper's error, 0.17, is of five runs; one run's is √5 times that."""
         write_run(tmp_path / "run", short(MNIST["rodeo"], 1_000_000, (1,)), final=final)
-        cell = rows(parts(report_of(tmp_path), "train-elbo").parts[0])["RODEO"][0]
-        assert cell.mark == mark
+        table = parts(report_of(tmp_path), "train-elbo").parts[0]
+        assert rows(table)["RODEO"][0].mark == mark
+        assert "its error is taken to be that of one of the paper's runs" in table.before[1]
 
     def test_runs_of_different_length(self, runs):
         write_run(runs / "rloo", short(MNIST["rloo"], steps=5_000, seeds=(1,)))
@@ -265,10 +266,19 @@ class TestCurves:
         (figure,) = parts(report_of(tmp_path), "variance-curves").parts
         rodeo, lariat = figure.curves
         assert (rodeo.published, lariat.published) == (published, {})
-        assert any("Stars are the paper's" in text for text in figure.before) == bool(published)
+        said = " ".join(figure.before)
+        assert ("variances read by eye" in said) == ("grad_variance" in published)
+        assert ("mean training ELBO over" in said) == ("objective" in published)
         drawn = to_html(report_of(tmp_path)).partition('id="figures">')[2].partition("</script>")[0]
         curves = json.loads(drawn)["figures"]["variance-curves-mnist-bernoulli-k2"]["curves"]
         assert curves[0]["paper"] == {name: list(point) for name, point in published.items()}
+
+    def test_ablations_have_no_published_elbo_of_their_own(self, tmp_path):
+        for number, entry in enumerate(entries("ablation-parts")):
+            write_run(tmp_path / str(number), short(entry.config, 1_000_000, (1,)))
+        (figure,) = parts(report_of(tmp_path), "ablation-parts").parts
+        with_elbo = [curve.label for curve in figure.curves if "objective" in curve.published]
+        assert with_elbo == ["RODEO: all three"]
 
     def test_ablation_is_one_figure(self, tmp_path):
         for number, entry in enumerate(entries("ablation-surrogate")):

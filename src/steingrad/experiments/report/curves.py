@@ -18,10 +18,10 @@ from .parts import NOTHING, Cell, Figure, Table, apart, in_legend
 
 # An estimator looks the same in every figure.
 STYLE = {estimator.label: estimator.style for estimator in DESCRIPTIONS.values()}
-STARS = (
-    "Stars are the paper's: variances read by eye off its curves, and the mean training ELBO over "
-    "its five runs, at their end."
-)
+STARS = {
+    "grad_variance": "variances read by eye off its curves",
+    "objective": "the mean training ELBO over its five runs, at their end",
+}
 
 
 def experiment_figures(experiment: Experiment, found: Mapping[Entry, Group]) -> list[Figure]:
@@ -72,7 +72,12 @@ def _figure(experiment: Experiment, name: str, found: Mapping[Entry, Group]) -> 
         if entry not in curves and _figure_name(experiment, entry) == name
     ]
     before += [f"Not run: {', '.join(missing)}."] if missing else []
-    before += [STARS] if any(curve.published for curve in curves.values()) else []
+    stars = [
+        what
+        for metric, what in STARS.items()
+        if any(metric in c.published for c in curves.values())
+    ]
+    before += [f"Stars are the paper's: {'; '.join(stars)}."] if stars else []
     table = _table({entry: found[entry] for entry in curves}, curves, labels, tuple(files))
     return Figure(name, ", ".join(parts), metrics, tuple(curves.values()), table, tuple(before))
 
@@ -83,8 +88,9 @@ def _published(entry: Entry, curve: Curve) -> dict[str, tuple[int, float]]:
     variance = published_variances().get(entry.config)
     if variance:
         found["grad_variance"] = variance
-    elbo = find("train-elbo").published(entry, "train_elbo")
-    if elbo:
+    table = find("train-elbo")
+    elbo = table.published(entry, "train_elbo")
+    if elbo and any(other.config == entry.config for other in table.entries):
         found["objective"] = STEPS, elbo.mean
     return {
         metric: (step, value)

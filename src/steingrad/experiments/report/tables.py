@@ -21,6 +21,15 @@ from .numbers import (
 )
 from .parts import BIASED, NOTHING, Block, Cell, Table
 
+ONE_SEED = (
+    "A number without ± is of one seed: it has no error of its own, so its difference from the "
+    "paper's is not marked."
+)
+ONE_RUN = (
+    "A number without ± is of one seed. Beside a number of the paper's its error is taken to be "
+    f"that of one of the paper's runs, √{len(SEEDS)} times the standard error over all of them."
+)
+
 
 def find_groups(experiment: Experiment, groups: Mapping[Config, Group]) -> dict[Entry, Group]:
     """The entries of an experiment that have been run."""
@@ -80,11 +89,11 @@ def _table(
     before = [*budget([(_full_name(e, columns), found[e]) for e in numbers], metric)]
     if metric == "ms_per_step":
         before.append(_timing_sentence(experiment, [found[entry] for entry in numbers]))
-    elif any(number.stderr is None for number in numbers.values()):
-        before.append(
-            "A number without ± is of one seed. Where it has the paper's steps, its error is taken "
-            "to be that of one run of the paper's, √5 times the standard error."
+    elif single := [entry for entry, number in numbers.items() if number.stderr is None]:
+        published = any(
+            found[entry].steps >= STEPS and experiment.published(entry, metric) for entry in single
         )
+        before.append(ONE_RUN if published else ONE_SEED)
     title = _title(experiment, metric)
     return Table(title, ("", *headings), tuple(blocks), tuple(before), tuple(file_notes))
 

@@ -1,0 +1,31 @@
+"""Sums over the axes of a state, which on a CPU are products."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from steingrad.arrays import sum_of_events
+
+
+@pytest.mark.parametrize("axes", [0, 1, 2])
+@pytest.mark.parametrize("shape", [(3, 4, 5), (0, 4, 5), (3, 0, 5), (3, 4, 0)])
+def test_is_a_sum(shape, axes):
+    values = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+    expected = np.sum(np.asarray(values, np.float64), axis=tuple(range(3 - axes, 3)))
+    np.testing.assert_allclose(sum_of_events(values, axes), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_infinite_values_stay_in_their_row():
+    values = jnp.array([[1.0, -jnp.inf], [2.0, 3.0]])
+    assert sum_of_events(values).tolist() == [-jnp.inf, 5.0]
+
+
+def test_half_precision_adds_up_in_single():
+    values = jnp.full(4096, 1.001, jnp.bfloat16)
+    assert float(sum_of_events(values)) == pytest.approx(4096, rel=1e-2)
+
+
+def test_gradient():
+    gradient = jax.grad(lambda v: jnp.sum(sum_of_events(v, 2) ** 2))(jnp.ones((2, 3, 4)))
+    assert jnp.array_equal(gradient, jnp.full((2, 3, 4), 24.0))
