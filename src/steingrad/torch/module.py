@@ -226,7 +226,7 @@ class Draw:
             return self._estimate(logits, dfx, factor)
 
     def _estimate(self, logits, dfx, factor) -> torch.Tensor:
-        """The gradient, at the first pass through the graph; it leaves the estimate to others."""
+        """The gradient, at the first pass through the graph; `self.estimate` is for later ones."""
         programs, module = self.module._programs, self.module
         given = self.kind, self.seeds, to_jax(logits)
         fx, optional = to_jax(self.fx), lambda tensor: None if tensor is None else to_jax(tensor)
