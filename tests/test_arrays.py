@@ -1,11 +1,11 @@
-"""Sums over the axes of a state, which on a CPU are products."""
+"""Sums, which on a CPU are products."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from steingrad.arrays import sum_of_events
+from steingrad.arrays import mean, running_sum, sum_of_events, total
 
 
 @pytest.mark.parametrize("axes", [0, 1, 2])
@@ -29,3 +29,23 @@ def test_half_precision_adds_up_in_single():
 def test_gradient():
     gradient = jax.grad(lambda v: jnp.sum(sum_of_events(v, 2) ** 2))(jnp.ones((2, 3, 4)))
     assert jnp.array_equal(gradient, jnp.full((2, 3, 4), 24.0))
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (0,), (3, 4, 5), (3, 0, 5), (0, 4)])
+def test_total_and_mean(shape):
+    values = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+    expected = np.sum(np.asarray(values, np.float64))
+    np.testing.assert_allclose(total(values), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(mean(values), expected / max(values.size, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_mean_of_numbers_whose_sum_is_too_large():
+    values = jnp.full((30, 40), 1000.0, jnp.float16)
+    assert mean(values) == 1000
+    assert mean(values).dtype == jnp.float16
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 0, 4), (3, 1)])
+def test_running_sum(shape):
+    values = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+    np.testing.assert_allclose(running_sum(values), np.cumsum(values, -1), rtol=1e-5, atol=1e-6)

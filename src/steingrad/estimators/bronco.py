@@ -10,7 +10,15 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from ..arrays import as_index, check_whole, mean_of_samples, scatter
+from ..arrays import (
+    as_index,
+    check_whole,
+    mean,
+    mean_of_samples,
+    running_sum,
+    scatter,
+    sum_of_events,
+)
 from ..distributions import Bernoulli, Categorical, Ordinal, Subset
 from ..distributions.base import Distribution
 from ..objective import Evaluated
@@ -166,6 +174,9 @@ class Bronco(Estimator):
     def cv_optimizer(self, learning_rate):
         return optax.sgd(1.0)
 
+    def choose(self, cv, dist, at):
+        return self.draw(at, self.guess(cv, dist, at))
+
     def further_points(self, cv, dist, at):
         guess = self.guess(cv, dist, at)
         return guess.flips.points(*self.draw(at, guess))
@@ -196,12 +207,12 @@ class Bronco(Estimator):
         linear = jnp.where(conditional > 0, linear, 0)
         scale = past = cv.change / (cv.flips + TINY)
         if self.use_gradient:
-            now = jnp.mean(jnp.abs(linear))
+            now = mean(jnp.abs(linear))
             scale = jnp.where(now > JUMP * past, now, past)
         cv = after_jump(cv, scale)
 
-        mean, deviation = cv.value / (cv.steps + TINY), cv.deviation / (cv.steps + TINY)
-        value = (at.fx - mean) / jnp.where(deviation > 0, deviation, 1)
+        past_mean, deviation = cv.value / (cv.steps + TINY), cv.deviation / (cv.steps + TINY)
+        value = (at.fx - past_mean) / jnp.where(deviation > 0, deviation, 1)
         value = jnp.where(deviation > 0, jnp.clip(value, -5, 5), 0)[..., None, None]
         curvature = flips.squared_step.astype(at.fx.dtype)
         features = linear / jnp.where(scale > 0, scale, 1), curvature, curvature * value
@@ -220,6 +231,8 @@ class Bronco(Estimator):
     def draw(self, at: Evaluated, guess: Guess) -> Drawn:
         """Which neighbours to evaluate: `d · n` slots, evenly spaced in the order of π, so that two
         flips of a sample seldom are the same."""
+        if at.choice is not None:
+            return at.choice
         if at.key is None:
             raise ValueError(
                 "Bronco draws flips at random: pass key=... to `estimate`, the same with which "
@@ -249,7 +262,7 @@ class Bronco(Estimator):
         seen = jnp.mean(jnp.abs(change))
         scale = jnp.where(guess.scale > 0, guess.scale, jnp.where(seen > 0, seen, 1))
         # A slope near zero alone may be chance; that flips do nothing either is a jump downwards.
-        now = jnp.maximum(jnp.mean(jnp.abs(guess.features[0])) * scale, seen)
+        now = jnp.maximum(mean(jnp.abs(guess.features[0])) * scale, seen)
         cv = after_jump(cv, jnp.where(now * JUMP < guess.scale, now, guess.scale))
         # Over π: as if all neighbours had been seen.
         slots_count = math.prod(guess.change.shape[-2:])
@@ -351,7 +364,7 @@ def at_slots(
 
 def mixed(importance: Float[Array, "... d n"], uniform: float) -> Float[Array, "... d n"]:
     """Probabilities in proportion to the importance, if there is any, and a share of all alike."""
-    total = jnp.sum(importance, axis=(-2, -1), keepdims=True)
+    total = sum_of_events(importance, axes=2)[..., None, None]
     share = 1 / math.prod(importance.shape[-2:])
     proportional = jnp.where(total > TINY, importance / jnp.maximum(total, TINY), share)
     return (1 - uniform) * proportional + uniform * share
@@ -365,16 +378,20 @@ def pick(
     """Draws from numbers uniform in [0, 1): a block of about √n entries, then one of these, which
     is cheaper than one long sum and, in float32, more exact."""
     n = probability.shape[-1]
-    width = math.isqrt(n - 1) + 1
-    padding = [(0, 0)] * (probability.ndim - 1) + [(0, -n % width)]
-    blocks = jnp.pad(probability, padding).reshape(*probability.shape[:-1], -1, width)
+    root = math.isqrt(n - 1) + 1
+    # Without a rest if that can be had: to append zeros takes as long as all the sums.
+    width = next((width for width in range(root, 2 * root) if n % width == 0), root)
+    if n % width:
+        padding = [(0, 0)] * (probability.ndim - 1) + [(0, -n % width)]
+        probability = jnp.pad(probability, padding)
+    blocks = probability.reshape(*probability.shape[:-1], -1, width)
 
     def position(masses, uniform):
-        below = jnp.cumsum(masses, axis=-1)
+        below = running_sum(masses)
         target = uniform[..., None] * below[..., -1:]
-        return jnp.sum(below < target, axis=-1, dtype=jnp.int32)
+        return sum_of_events((below < target).astype(masses.dtype)).astype(jnp.int32)
 
-    block = position(jnp.sum(blocks, axis=-1), first)
+    block = position(sum_of_events(blocks), first)
     inside = jnp.take_along_axis(blocks[None], block[..., None, None], axis=-2)[..., 0, :]
     return jnp.minimum(block * width + position(inside, second), n - 1)
 

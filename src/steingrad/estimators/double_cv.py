@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import as_index, compute_dtype, mean_of_others, mean_of_samples
+from ..arrays import as_index, compute_dtype, mean_of_others, mean_of_samples, sum_of_events
 from ..distributions import Bernoulli
 from .base import Estimator, check_num_samples
 from .parts import apart, arranged, leaves, merged
@@ -63,7 +63,7 @@ class DoubleCV(Estimator):
         logits = logits.astype(compute_dtype(logits))
         variance = jax.nn.sigmoid(logits) * jax.nn.sigmoid(-logits)
         score = Bernoulli(logits).score(at.x)  # x − θ
-        pseudo = at.fx + alpha * jnp.sum(mean_of_others(at.dfx) * score, axis=-1)
+        pseudo = at.fx + alpha * sum_of_events(mean_of_others(at.dfx) * score)
         signal = pseudo - mean_of_others(pseudo)
         g = mean_of_samples(signal[..., None] * score - alpha * variance * at.dfx)
         return arranged(dist, apart(dist, g))

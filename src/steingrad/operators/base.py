@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from ..arrays import expand, scatter, split_slots, stack_slots
+from ..arrays import expand, scatter, split_slots, stack_slots, sum_of_events
 from ..distributions import Distribution, Joint
 
 
@@ -59,7 +59,7 @@ class Row(eqx.Module):
 
     def apply(self, h: Float[Array, "... c n"], h_self: Float[Array, "..."]) -> Float[Array, "..."]:
         r"""$(A h)(x)$ from the values of $h$ at the neighbours and at $x$."""
-        return jnp.sum(self.weights * h, axis=(-2, -1)) + self.self_weight * h_self
+        return sum_of_events(self.weights * h, axes=2) + self.self_weight * h_self
 
     def apply_to_score(
         self,

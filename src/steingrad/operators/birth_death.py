@@ -5,7 +5,7 @@ from typing import ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from ..arrays import as_index
+from ..arrays import as_index, sum_of_events
 from ..distributions.base import Distribution
 from .base import CoordinateOperator, check_damping, check_num_coordinates, damped_log_ratio
 
@@ -45,7 +45,7 @@ class BirthDeath(CoordinateOperator):
         birth = jnp.exp(damped_log_ratio(dist, x, values[..., :1], coordinates, self.damping))
         birth = nan_if_impossible(birth, dist, x, values[..., 1:], coordinates)
         weights = jnp.concatenate([birth, jnp.ones_like(birth)], -1) / dist.num_coordinates
-        return weights, -jnp.sum(weights, axis=(-2, -1))
+        return weights, -sum_of_events(weights, axes=2)
 
 
 class Difference(CoordinateOperator):
@@ -83,7 +83,7 @@ class Difference(CoordinateOperator):
         birth = jnp.exp(damped_log_ratio(dist, x, up, coordinates, self.damping))
         birth = nan_if_impossible(birth, dist, x, values, coordinates)
         birth = birth / dist.num_coordinates
-        return jnp.full_like(birth, 1 / dist.num_coordinates), -jnp.sum(birth, axis=(-2, -1))
+        return jnp.full_like(birth, 1 / dist.num_coordinates), -sum_of_events(birth, axes=2)
 
 
 def check_full_support(name: str, dist: Distribution) -> None:

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..arrays import as_index
+from ..arrays import as_index, sum_of_events
 from ..distributions.base import Distribution
 from .base import CoordinateOperator, check_num_coordinates
 
@@ -62,4 +62,4 @@ class Gibbs(CoordinateOperator):
             total = jax.nn.softplus(jax.nn.logsumexp(log_ratio, axis=-1, keepdims=True))
             conditional = jnp.exp(log_ratio - total)
         weights = conditional / dist.num_coordinates
-        return weights, -jnp.sum(weights, axis=(-2, -1))
+        return weights, -sum_of_events(weights, axes=2)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..arrays import as_index
+from ..arrays import as_index, sum_of_events
 from ..distributions.base import Distribution
 from .base import CoordinateOperator, check_damping, check_num_coordinates, damped_log_ratio
 
@@ -43,7 +43,7 @@ class LocallyBalanced(CoordinateOperator):
 
     def weights(self, dist, x, values, coordinates):
         weights = self.rate(damped_log_ratio(dist, x, values, coordinates, self.damping))
-        return weights, -jnp.sum(weights, axis=(-2, -1))
+        return weights, -sum_of_events(weights, axes=2)
 
 
 class Zanella(LocallyBalanced):

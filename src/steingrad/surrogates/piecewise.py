@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ..arrays import sum_of_events
 from ..derivatives import on_each_device
 
 PRECISION = jax.lax.Precision.HIGHEST
@@ -103,16 +104,20 @@ def _backward(slope, residuals, cotangent):
     blocks = _blocks(rows, (t.reshape(-1, t.shape[-1]), columns, offset))
     of_rows = jax.lax.map(sums, blocks).reshape(-1, 2, 2, len(w_value))[: len(offset)]
     alone = of_rows[:, 0]  # [rows, outputs, units]
-    with_t = jnp.sum(of_rows[:, 1], axis=0).T
-    with_f = jnp.einsum("r,rku->uk", f.ravel(), alone, precision=PRECISION)
-    with_1 = jnp.sum(alone, axis=0).T
+    of_all = partial(jnp.einsum, "r,rku->uk", precision=PRECISION)
+    ones = jnp.ones(len(offset), t.dtype)
+    with_t, with_f, with_1 = (
+        of_all(ones, of_rows[:, 1]),
+        of_all(f.ravel(), alone),
+        of_all(ones, alone),
+    )
     gradient = {
         "w_in": jnp.stack([jnp.sum(with_f * w_out, axis=-1), jnp.sum(with_t * w_out, axis=-1)]),
         "b_in": jnp.sum(with_1 * w_out, axis=-1),
         "w_out": with_t * w_linear[:, None]
         + with_f * w_value[:, None]
         + with_1 * cv["b_in"][:, None],
-        "b_out": len(f) * jnp.sum(g, axis=(1, 2)),
+        "b_out": len(f) * jnp.sum(sum_of_events(g), axis=-1),
     }
     # Not needed while parameters are adapted, and then left out by the compiler.
     d_value = jnp.einsum("rku,uk,u->r", alone, w_out, w_value, precision=PRECISION)

@@ -13,8 +13,8 @@ from torch import nn
 from ..estimators import Estimator as JaxEstimator
 from .distributions import Law, read
 from .native import native
-from .programs import Programs, Seen, State
-from .tensors import Surroundings, compute_dtype, draw_seeds, to_jax, to_torch
+from .programs import Further, Programs, Seen, State
+from .tensors import Surroundings, compute_dtype, draw_seeds, to_jax, to_torch, version
 
 BUFFERS = State("cv_numbers", "cv_counts")
 
@@ -107,7 +107,9 @@ class Estimator(nn.Module):
 
     @property
     def _state(self) -> State:
-        return State(self.cv_numbers, self.cv_counts if len(self.cv_counts) else None)
+        """From where they are kept: as attributes of a module they would take longer to find."""
+        numbers, counts = (self._buffers[name] for name in BUFFERS)
+        return State(numbers, counts if len(counts) else None)  # pyright: ignore
 
     def _become(self, state: State) -> None:
         """At every step: `setattr` on a module would take longer than the arithmetic."""
@@ -124,12 +126,13 @@ class Estimator(nn.Module):
         numbers, counts = self._programs.sizes(*met)
         if not numbers:
             return None
-        if not len(self.cv_numbers):
+        if not len(self._state.numbers):
             device = law.logits.device
             fresh = self._programs.init(*met, self._init_seeds)
             self.cv_numbers = to_torch(fresh.numbers, device)
             self.cv_counts = to_torch(fresh.counts, device) if counts else self.cv_counts.to(device)
-        sizes = len(self.cv_numbers), len(self.cv_counts)
+        state = self._state
+        sizes = len(state.numbers), 0 if state.counts is None else len(state.counts)
         if sizes != (numbers, counts):
             raise ValueError(
                 f"This {type(self.estimator).__name__} has learned control variates of "
@@ -137,7 +140,7 @@ class Estimator(nn.Module):
                 f"{tuple(law.logits.shape)} they have {numbers}. Give each distribution an "
                 "estimator of its own, and load a state_dict into one with the same settings."
             )
-        return self._state
+        return state
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
         # Buffers that are not made yet take the shape of those that are loaded.
@@ -180,12 +183,12 @@ class Draw:
                 self.x = to_torch(x, self.device)
             else:  # PyTorch's own random numbers take half the time, and no turns at the cores
                 self.x = law.sample(programs.estimator.num_samples)
-            # All views of the samples share it; in inference mode there is none.
-            self.version = None if self.x.is_inference() else self.x._version
+            self.version = version(self.x)
             wanted = torch.is_grad_enabled() and law.logits.requires_grad
             # A copy, so that what happens to the buffers until `backward` makes no difference.
-            state = module._prepare(law) if wanted else None
-            self.state = None if state is None else state.map(torch.clone)
+            buffers = module._prepare(law) if wanted else None
+            self.state = None if buffers is None else buffers.map(torch.clone)
+            self.buffers = None if buffers is None else (buffers, buffers.map(version))
         self.surroundings = Surroundings.here(self.device) if self.native is None else None
         self.needs_gradient = programs.estimator.needs_gradient
         self.fx = self.estimate = None
@@ -232,18 +235,19 @@ class Draw:
         fx, optional = to_jax(self.fx), lambda tensor: None if tensor is None else to_jax(tensor)
         factor = np.asarray(factor, fx.dtype)
         seen = Seen(to_jax(self.x), fx, optional(dfx), factor, optional(self.context))
-        state = current = fy = None
-        if self.state is not None:
-            state, current = self.state.map(to_jax), module._state.map(to_jax)
+        state = None if self.state is None else self.state.map(to_jax)
+        current = None if self._buffers_unchanged() else module._state.map(to_jax)
+        further = None
         with programs.evaluating(self._callback):
             if programs.looks_further:
-                y = to_torch(programs.further_points(*given, seen, state), self.device)
-                fy = torch.stack([self._again(points) for points in y])
-                fy = to_jax(fy.to(self.dtype))
+                y, choice = programs.further_points(*given, seen, state)
+                fy = [self._again(points)[None] for points in to_torch(y, self.device).unbind()]
+                fy = torch.cat(fy) if len(fy) > 1 else fy[0]
+                further = Further(to_jax(fy.to(self.dtype)), choice)
             adapting = module.training and state is not None
             kind, seeds, logits_ = given
             estimate, grad, following = programs.gradient(
-                kind, adapting, seeds, logits_, seen, fy, state, current
+                kind, adapting, seeds, logits_, seen, further, state, current
             )
             # Not the estimate's memory: whoever gets the gradient may change it. Nor, on a GPU,
             # JAX's, which would take it back while PyTorch's operations are still on their way.
@@ -254,8 +258,16 @@ class Draw:
             module._become(following)
         return grad
 
+    def _buffers_unchanged(self) -> bool:
+        """Whether they are as when the samples were drawn, or there are none."""
+        if self.buffers is None:
+            return True
+        (then, versions), now = self.buffers, self.module._state
+        same = all(a is b for a, b in zip(then, now, strict=True))
+        return same and now.map(version) == versions
+
     def _check_samples(self) -> None:
-        if self.version is not None and self.x._version != self.version:
+        if version(self.x) != self.version:
             raise RuntimeError(
                 "The samples were changed in place, by f or after it, but the estimate needs them "
                 "as they were drawn. Replace operations such as x.mul_(...) or x[...] = ... by "

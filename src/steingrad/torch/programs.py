@@ -1,6 +1,7 @@
 """What runs in JAX: compiled once for each shape."""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable
 from functools import partial
@@ -41,6 +42,14 @@ class Seen(NamedTuple):
     factor: Any
     """What f has in the loss, the same for all samples and elements of the batch."""
     context: Any
+
+
+class Further(NamedTuple):
+    """What was seen elsewhere."""
+
+    fy: Any
+    choice: Any
+    """With which the estimator chose the points; it need not do so again."""
 
 
 class Programs:
@@ -123,14 +132,17 @@ class Programs:
         return self.estimator.sample(sample_key, kind(logits))
 
     def _further_points(self, kind, seeds, logits, seen, state):
+        """They, and the choice behind them."""
         dist, at, (cv, _) = self._situation(kind, seeds, logits, seen, state)
-        return self.estimator.further_points(cv, dist, at)
+        at = dataclasses.replace(at, choice=self.estimator.choose(cv, dist, at))
+        return self.estimator.further_points(cv, dist, at), at.choice
 
-    def _gradient(self, kind, adapting, seeds, logits, seen, fy, state, current):
+    def _gradient(self, kind, adapting, seeds, logits, seen, further, state, current):
         """The estimate for each element of the batch; the same for the logits, with the factor
-        that the mean of f has in the loss; and, if adapting, the state that follows `current`,
-        which may have moved on since the samples were drawn with `state`."""
-        dist, at, (cv, _) = self._situation(kind, seeds, logits, seen, state, fy)
+        that the mean of f has in the loss; and, if adapting, the state that follows `current`
+        (`None`: `state`), which may have moved on since the samples were drawn with `state`."""
+        dist, at, (cv, _) = self._situation(kind, seeds, logits, seen, state, further)
+        current = state if current is None else current
         with_factor = lambda grad: (grad * (seen.factor * len(seen.x))).astype(logits.dtype)
         if not adapting:
             grad = self.estimator.gradient(cv, dist, at)
@@ -144,13 +156,14 @@ class Programs:
         keep = lambda new, old: jnp.where(finite, new, old.astype(new.dtype))
         return grad, with_factor(grad), jax.tree.map(keep, following, current)
 
-    def _situation(self, kind, seeds, logits, seen, state, fy=None):
+    def _situation(self, kind, seeds, logits, seen, state, further=None):
         dist, dfx = kind(logits), None
         if seen.scaled_dfx is not None:
             dfx = seen.scaled_dfx.astype(compute_dtype(seen.scaled_dfx)) / seen.factor
         _, _, own_key = jax.random.split(key_of(seeds), 3)
         f = partial(self._call_objective, seen.fx.dtype, dist.event_ndim)
-        at = Evaluated(seen.x, seen.fx, dfx, fy, f, own_key, seen.context)
+        fy, choice = (None, None) if further is None else further
+        at = Evaluated(seen.x, seen.fx, dfx, fy, f, own_key, seen.context, choice)
         return dist, at, self._unpack(dist, state)
 
     def _unpack(self, dist, state) -> Any:
@@ -171,7 +184,8 @@ def _shared(estimator: Estimator, cv_learning_rate: Any) -> Programs:
 
 
 def key_of(seeds: Any) -> Any:
-    return jax.random.fold_in(jax.random.key(seeds[0]), seeds[1])
+    """A key made of two numbers."""
+    return jax.random.wrap_key_data(seeds, impl="threefry2x32")
 
 
 def pack(tree: Any) -> State:

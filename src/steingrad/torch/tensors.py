@@ -45,6 +45,12 @@ def compute_dtype(tensor: torch.Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
+def version(tensor: torch.Tensor) -> int | None:
+    """How often it was changed in place; all its views share that. Tensors of inference mode do
+    not count it."""
+    return None if tensor.is_inference() else tensor._version
+
+
 def draw_seeds() -> np.ndarray:
     """63 random bits of PyTorch's generator, as two numbers that a key is made of."""
     return torch.empty(1, dtype=torch.int64).random_().numpy().view(np.uint32)
