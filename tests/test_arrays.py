@@ -31,12 +31,17 @@ def test_gradient():
     assert jnp.array_equal(gradient, jnp.full((2, 3, 4), 24.0))
 
 
-@pytest.mark.parametrize("shape", [(), (5,), (0,), (3, 4, 5), (3, 0, 5), (0, 4)])
+@pytest.mark.parametrize("shape", [(), (5,), (0,), (3, 4, 5), (3, 0, 5), (0, 4), (2, 100, 1)])
 def test_total_and_mean(shape):
     values = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
     expected = np.sum(np.asarray(values, np.float64))
     np.testing.assert_allclose(total(values), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(mean(values), expected / max(values.size, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_gradient_of_mean():
+    values = jnp.arange(1.0, 1201.0).reshape(3, 200, 2)
+    np.testing.assert_allclose(jax.grad(mean)(values), jnp.full((3, 200, 2), 1 / 1200), rtol=1e-5)
 
 
 def test_mean_of_numbers_whose_sum_is_too_large():

@@ -136,13 +136,17 @@ def sum_of_events(values: Float[Array, "..."], axes: int = 1) -> Float[Array, ".
 
 
 def total(values: Float[Array, "..."]) -> Float[Array, ""]:
-    """The sum of all numbers, by rows: in a fifth of the time of one reduction, on a CPU."""
-    return jnp.sum(sum_of_events(values)) if values.ndim > 1 else jnp.sum(values)
+    """The sum of all numbers, by rows of as many last axes as make up 64 of them: on a CPU, in half
+    the time of one reduction or less."""
+    axes = 0
+    while axes < values.ndim - 1 and math.prod(values.shape[values.ndim - axes :]) < 64:
+        axes += 1
+    return jnp.sum(sum_of_events(values, axes) if axes else values)
 
 
 def running_sum(values: Float[Array, "... n"]) -> Float[Array, "... n"]:
-    """The sums up to each number of a last axis that is short. On a CPU as a product with a
-    triangle of ones: there a cumulative sum is as many sums, one number after the other."""
+    """The sums up to each number of a last axis that is short, of finite numbers. On a CPU as a
+    product with a triangle of ones: there a cumulative sum is as many sums, number by number."""
     if jax.default_backend() != "cpu":
         return jnp.cumsum(values, axis=-1)
     n = values.shape[-1]

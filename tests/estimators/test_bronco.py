@@ -289,6 +289,18 @@ def test_draws_have_their_probabilities(n):
     assert jnp.all((pick(probability, ends, ends) >= 0) & (pick(probability, ends, ends) < n))
 
 
+def test_draws_of_many_in_half_precision():
+    """Where bfloat16 itself has no odd numbers: positions above 256."""
+    estimator = sg.Bronco(1, uniform=1.0)
+    q = sg.Bernoulli(jnp.zeros((60, 300 * 300), jnp.bfloat16))
+    x = jnp.zeros((1, 60, 300 * 300), jnp.bfloat16)
+    at = sg.Evaluated(x, jnp.zeros((1, 60), jnp.bfloat16), x, key=jax.random.key(1))
+    (slots,) = estimator.choose(estimator.init(jax.random.key(0), q), q, at).slots
+    blocks, inside = jnp.divmod(slots, 300)
+    assert jnp.any((blocks > 256) & (blocks % 2 == 1))
+    assert jnp.any((inside > 256) & (inside % 2 == 1))
+
+
 def test_two_flips_of_a_sample_differ():
     estimator = sg.Bronco(1, 2, uniform=1.0)
     q = sg.Bernoulli(jnp.zeros((200, 9)))

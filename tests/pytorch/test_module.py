@@ -139,6 +139,20 @@ def test_accumulated_gradients():
     assert torch.allclose(logits.grad, one)
 
 
+def test_flips_are_drawn_once(monkeypatch):
+    drawn = []
+    draw = sg.Bronco.draw
+
+    def recorded(self, at, guess):
+        drawn.append(at.choice is None)
+        return draw(self, at, guess)
+
+    monkeypatch.setattr(sg.Bronco, "draw", recorded)
+    step(sgt.Bronco(memory=73.0), bits(6, 5))  # compiled for this test alone
+    assert drawn.count(True) == 1
+    assert drawn.count(False) == 2
+
+
 def test_values_that_were_drawn_before_the_buffers_moved_on():
     """Each adds what it has seen to the buffers as they are then."""
     module, logits = sgt.Bronco(), bits(6, 5)

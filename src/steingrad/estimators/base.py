@@ -37,8 +37,8 @@ class Estimator(eqx.Module):
 
     A subclass has `CV` (what it learns, if anything), the fields, whether it is `biased` and the
     `distributions` it works on, then `__check_init__`, the properties, `init` and `cv_optimizer`,
-    `sample`, `weights`, `further_points`, `gradient` and `adapt`, in this order, leaving out what
-    it inherits. Only `gradient` has to be written.
+    `sample`, `weights`, `choose`, `further_points`, `gradient` and `adapt`, in this order, leaving
+    out what it inherits. Only `gradient` has to be written.
     """
 
     num_samples: eqx.AbstractVar[int]
@@ -139,7 +139,8 @@ class Estimator(eqx.Module):
         return fx if weights is None else len(fx) * weights.astype(fx.dtype) * fx
 
     def choose(self, cv: Any, dist: Distribution, at: Evaluated) -> Any:
-        """What is drawn with `at.key` to decide on `further_points`."""
+        """What is drawn with `at.key` to decide on `further_points`. Whoever has to leave JAX to
+        evaluate f there hands it back as `at.choice`: then it is not drawn again."""
         return None
 
     def further_points(

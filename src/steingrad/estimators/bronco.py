@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from ..arrays import (
     as_index,
     check_whole,
+    compute_dtype,
     mean,
     mean_of_samples,
     running_sum,
@@ -238,7 +239,7 @@ class Bronco(Estimator):
                 "Bronco draws flips at random: pass key=... to `estimate`, the same with which "
                 "`further_points` chose them."
             )
-        probability = guess.probability
+        probability = guess.probability.astype(compute_dtype(guess.probability))
         lead = probability.shape[:-2]
         uniforms = jax.random.uniform(at.key, (2, 1, *lead), probability.dtype)
         spaced = jnp.arange(self.flips, dtype=probability.dtype) / self.flips
@@ -375,7 +376,7 @@ def pick(
     first: Float[Array, "draws ..."],
     second: Float[Array, "draws ..."],
 ) -> Int[Array, "draws ..."]:
-    """Draws from numbers uniform in [0, 1): a block of about √n entries, then one of these, which
+    """Draws from numbers uniform in [0, 1): a block of √n to 2√n entries, then one of these, which
     is cheaper than one long sum and, in float32, more exact."""
     n = probability.shape[-1]
     root = math.isqrt(n - 1) + 1

@@ -109,7 +109,7 @@ class Estimator(nn.Module):
     def _state(self) -> State:
         """From where they are kept: as attributes of a module they would take longer to find."""
         numbers, counts = (self._buffers[name] for name in BUFFERS)
-        return State(numbers, counts if len(counts) else None)  # pyright: ignore
+        return State(numbers, counts if len(counts) else None)  # pyright: ignore[reportArgumentType]
 
     def _become(self, state: State) -> None:
         """At every step: `setattr` on a module would take longer than the arithmetic."""
@@ -186,9 +186,8 @@ class Draw:
             self.version = version(self.x)
             wanted = torch.is_grad_enabled() and law.logits.requires_grad
             # A copy, so that what happens to the buffers until `backward` makes no difference.
-            buffers = module._prepare(law) if wanted else None
-            self.state = None if buffers is None else buffers.map(torch.clone)
-            self.buffers = None if buffers is None else (buffers, buffers.map(version))
+            state = module._prepare(law) if wanted else None
+            self.state = None if state is None else state.map(torch.clone)
         self.surroundings = Surroundings.here(self.device) if self.native is None else None
         self.needs_gradient = programs.estimator.needs_gradient
         self.fx = self.estimate = None
@@ -235,14 +234,13 @@ class Draw:
         fx, optional = to_jax(self.fx), lambda tensor: None if tensor is None else to_jax(tensor)
         factor = np.asarray(factor, fx.dtype)
         seen = Seen(to_jax(self.x), fx, optional(dfx), factor, optional(self.context))
-        state = None if self.state is None else self.state.map(to_jax)
-        current = None if self._buffers_unchanged() else module._state.map(to_jax)
-        further = None
+        state = current = further = None
+        if self.state is not None:
+            state, current = self.state.map(to_jax), module._state.map(to_jax)
         with programs.evaluating(self._callback):
             if programs.looks_further:
                 y, choice = programs.further_points(*given, seen, state)
-                fy = [self._again(points)[None] for points in to_torch(y, self.device).unbind()]
-                fy = torch.cat(fy) if len(fy) > 1 else fy[0]
+                fy = torch.stack([self._again(points) for points in to_torch(y, self.device)])
                 further = Further(to_jax(fy.to(self.dtype)), choice)
             adapting = module.training and state is not None
             kind, seeds, logits_ = given
@@ -257,14 +255,6 @@ class Draw:
         if adapting:
             module._become(following)
         return grad
-
-    def _buffers_unchanged(self) -> bool:
-        """Whether they are as when the samples were drawn, or there are none."""
-        if self.buffers is None:
-            return True
-        (then, versions), now = self.buffers, self.module._state
-        same = all(a is b for a, b in zip(then, now, strict=True))
-        return same and now.map(version) == versions
 
     def _check_samples(self) -> None:
         if version(self.x) != self.version:

@@ -132,17 +132,16 @@ class Programs:
         return self.estimator.sample(sample_key, kind(logits))
 
     def _further_points(self, kind, seeds, logits, seen, state):
-        """They, and the choice behind them."""
+        """The points, and the choice that led to them."""
         dist, at, (cv, _) = self._situation(kind, seeds, logits, seen, state)
         at = dataclasses.replace(at, choice=self.estimator.choose(cv, dist, at))
         return self.estimator.further_points(cv, dist, at), at.choice
 
     def _gradient(self, kind, adapting, seeds, logits, seen, further, state, current):
         """The estimate for each element of the batch; the same for the logits, with the factor
-        that the mean of f has in the loss; and, if adapting, the state that follows `current`
-        (`None`: `state`), which may have moved on since the samples were drawn with `state`."""
+        that the mean of f has in the loss; and, if adapting, the state that follows `current`,
+        which may have moved on since the samples were drawn with `state`."""
         dist, at, (cv, _) = self._situation(kind, seeds, logits, seen, state, further)
-        current = state if current is None else current
         with_factor = lambda grad: (grad * (seen.factor * len(seen.x))).astype(logits.dtype)
         if not adapting:
             grad = self.estimator.gradient(cv, dist, at)
