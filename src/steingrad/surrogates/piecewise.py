@@ -106,11 +106,9 @@ def _backward(slope, residuals, cotangent):
     alone = of_rows[:, 0]  # [rows, outputs, units]
     of_all = partial(jnp.einsum, "r,rku->uk", precision=PRECISION)
     ones = jnp.ones(len(offset), t.dtype)
-    with_t, with_f, with_1 = (
-        of_all(ones, of_rows[:, 1]),
-        of_all(f.ravel(), alone),
-        of_all(ones, alone),
-    )
+    with_t = of_all(ones, of_rows[:, 1])
+    with_f = of_all(f.ravel(), alone)
+    with_1 = of_all(ones, alone)
     gradient = {
         "w_in": jnp.stack([jnp.sum(with_f * w_out, axis=-1), jnp.sum(with_t * w_out, axis=-1)]),
         "b_in": jnp.sum(with_1 * w_out, axis=-1),

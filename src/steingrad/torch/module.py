@@ -13,7 +13,7 @@ from torch import nn
 from ..estimators import Estimator as JaxEstimator
 from .distributions import Law, read
 from .native import native
-from .programs import Further, Programs, Seen, State
+from .programs import Programs, Seen, State
 from .tensors import Surroundings, compute_dtype, draw_seeds, to_jax, to_torch, version
 
 BUFFERS = State("cv_numbers", "cv_counts")
@@ -234,18 +234,18 @@ class Draw:
         fx, optional = to_jax(self.fx), lambda tensor: None if tensor is None else to_jax(tensor)
         factor = np.asarray(factor, fx.dtype)
         seen = Seen(to_jax(self.x), fx, optional(dfx), factor, optional(self.context))
-        state = current = further = None
+        state = current = None
         if self.state is not None:
             state, current = self.state.map(to_jax), module._state.map(to_jax)
         with programs.evaluating(self._callback):
             if programs.looks_further:
                 y, choice = programs.further_points(*given, seen, state)
                 fy = torch.stack([self._again(points) for points in to_torch(y, self.device)])
-                further = Further(to_jax(fy.to(self.dtype)), choice)
+                seen = seen._replace(fy=to_jax(fy.to(self.dtype)), choice=choice)
             adapting = module.training and state is not None
             kind, seeds, logits_ = given
             estimate, grad, following = programs.gradient(
-                kind, adapting, seeds, logits_, seen, further, state, current
+                kind, adapting, seeds, logits_, seen, state, current
             )
             # Not the estimate's memory: whoever gets the gradient may change it. Nor, on a GPU,
             # JAX's, which would take it back while PyTorch's operations are still on their way.

@@ -33,7 +33,7 @@ class State(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What was seen at the samples."""
+    """What was seen at the samples, and further on."""
 
     x: Any
     fx: Any
@@ -42,14 +42,10 @@ class Seen(NamedTuple):
     factor: Any
     """What f has in the loss, the same for all samples and elements of the batch."""
     context: Any
-
-
-class Further(NamedTuple):
-    """What was seen elsewhere."""
-
-    fy: Any
-    choice: Any
-    """With which the estimator chose the points; it need not do so again."""
+    fy: Any = None
+    """f at the further points, if there are any,"""
+    choice: Any = None
+    """and what the estimator chose them with."""
 
 
 class Programs:
@@ -137,11 +133,11 @@ class Programs:
         at = dataclasses.replace(at, choice=self.estimator.choose(cv, dist, at))
         return self.estimator.further_points(cv, dist, at), at.choice
 
-    def _gradient(self, kind, adapting, seeds, logits, seen, further, state, current):
+    def _gradient(self, kind, adapting, seeds, logits, seen, state, current):
         """The estimate for each element of the batch; the same for the logits, with the factor
         that the mean of f has in the loss; and, if adapting, the state that follows `current`,
         which may have moved on since the samples were drawn with `state`."""
-        dist, at, (cv, _) = self._situation(kind, seeds, logits, seen, state, further)
+        dist, at, (cv, _) = self._situation(kind, seeds, logits, seen, state)
         with_factor = lambda grad: (grad * (seen.factor * len(seen.x))).astype(logits.dtype)
         if not adapting:
             grad = self.estimator.gradient(cv, dist, at)
@@ -155,14 +151,13 @@ class Programs:
         keep = lambda new, old: jnp.where(finite, new, old.astype(new.dtype))
         return grad, with_factor(grad), jax.tree.map(keep, following, current)
 
-    def _situation(self, kind, seeds, logits, seen, state, further=None):
+    def _situation(self, kind, seeds, logits, seen, state):
         dist, dfx = kind(logits), None
         if seen.scaled_dfx is not None:
             dfx = seen.scaled_dfx.astype(compute_dtype(seen.scaled_dfx)) / seen.factor
         _, _, own_key = jax.random.split(key_of(seeds), 3)
         f = partial(self._call_objective, seen.fx.dtype, dist.event_ndim)
-        fy, choice = (None, None) if further is None else further
-        at = Evaluated(seen.x, seen.fx, dfx, fy, f, own_key, seen.context, choice)
+        at = Evaluated(seen.x, seen.fx, dfx, seen.fy, f, own_key, seen.context, seen.choice)
         return dist, at, self._unpack(dist, state)
 
     def _unpack(self, dist, state) -> Any:
