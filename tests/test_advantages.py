@@ -78,6 +78,17 @@ def test_groups():
             np.testing.assert_allclose(ours[k], rewards[k] - baseline, atol=1e-5)
 
 
+def test_groups_of_64_bits():
+    ours = sg.advantages(np.array([1.0, 2.0, 3.0, 5.0]), np.array([2**32, 0, 2**32, 0]))
+    np.testing.assert_allclose(ours, [-2, -3, 2, 3])
+
+
+def test_an_infinite_reward_is_its_own_groups_affair():
+    ours = sg.advantages(np.array([1.0, 2.0, np.inf, 5.0]), np.array([1, 1, 0, 0]))
+    np.testing.assert_allclose(ours[:2], [-1, 1])
+    assert not np.isfinite(ours[2:]).any()
+
+
 def test_rewards_are_constants():
     grad = jax.grad(lambda r: jnp.sum(sg.advantages(r) ** 2))(jnp.arange(3.0))
     np.testing.assert_array_equal(grad, 0)

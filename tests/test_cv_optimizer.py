@@ -46,6 +46,21 @@ def test_adam(estimator, b1):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
+@pytest.mark.parametrize("estimator", [sg.DoubleCV(2), sg.Rebar(2)], ids=["DoubleCV", "Rebar"])
+def test_adam_takes_its_step_however_small_f_is(estimator):
+    """The gradient for control variates goes with f², and with the batch's size to the −2."""
+    q = sg.Bernoulli(jnp.zeros((1000, 4)))
+    cv = estimator.init(KEY, q)
+    optimizer = sg.cv_optimizer(estimator, 1e-3)
+    first = []
+    for factor in (1.0, 1e-2):
+        _, grads = sg.value_and_grad(lambda x, c=factor: c * f(x), q, estimator, cv, key=KEY)
+        first.append(optimizer.update(grads.cv, optimizer.init(cv), cv)[0])
+    for large, small in zip(*map(jax.tree.leaves, first), strict=True):
+        np.testing.assert_allclose(large, small, rtol=0.05)
+        np.testing.assert_allclose(np.abs(small), 1e-3, rtol=0.05)
+
+
 def test_moving_average():
     estimator, average = sg.Reinforce(2, "moving_average"), 0.0
     cv, _ = steps(estimator, sg.cv_optimizer(estimator, learning_rate=1e9), count=3)

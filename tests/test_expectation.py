@@ -3,6 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
@@ -254,6 +255,63 @@ def test_types(dtype, estimator):
         assert bool(jnp.all(jnp.isfinite(g.astype(jnp.float32))))
         for ours, theirs in zip(jax.tree.leaves(cv_grad), jax.tree.leaves(cv), strict=True):
             assert ours.dtype == theirs.dtype
+
+
+@pytest.mark.parametrize("transform", [lambda loss: loss, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize(("of_f", "of_logits"), [("bfloat16", "float32"), ("float32", "float64")])
+@pytest.mark.parametrize("estimator", [sg.RLOO(2), sg.DoubleCV(2)], ids=["RLOO", "DoubleCV"])
+def test_an_objective_of_another_type(estimator, of_f, of_logits, transform):
+    """The value has one type, with and without a derivative, inside and outside `jit`."""
+    with jax.enable_x64(of_logits == "float64"):
+        cv = estimator.init(jax.random.key(0))
+        f = lambda x: jnp.sum(x**2, axis=-1).astype(of_f)
+        loss = lambda logits: sg.expectation(
+            f, sg.Bernoulli(logits), estimator, cv, key=jax.random.key(1)
+        )
+        logits = jnp.zeros(3, of_logits)
+        value, grad = jax.value_and_grad(transform(loss))(logits)
+        assert transform(loss)(logits).dtype == value.dtype == grad.dtype == of_logits
+
+
+def test_an_operator_made_of_the_logits():
+    """The matrix is a constant of the estimate."""
+
+    def loss(logits, matrix=None):
+        q = sg.Bernoulli(logits)
+        invariant = jnp.broadcast_to(q.probabilities(), (4, 4)) if matrix is None else matrix
+        estimator = sg.Rodeo(2, operator=sg.TransitionMatrix(invariant))
+        cv = estimator.init(jax.random.key(0))
+        return sg.expectation(lambda x: x[..., 0], q, estimator, cv, key=jax.random.key(1))
+
+    logits = jnp.array([0.3, -0.4])
+    constant = jnp.broadcast_to(sg.Bernoulli(logits).probabilities(), (4, 4))
+    np.testing.assert_array_equal(jax.grad(loss)(logits), jax.grad(loss)(logits, constant))
+
+
+W = jnp.ones(3)
+Q = sg.Bernoulli(jnp.zeros(3))
+CALL = {"key": jax.random.key(0)}
+
+
+@pytest.mark.parametrize("call", [sg.expectation, sg.value_and_grad])
+@pytest.mark.parametrize(
+    ("arguments", "settings", "sentence"),
+    [
+        ((W, sg.RLOO(2)), CALL, r"Bernoulli\(logits\), not an array"),
+        ((sg.RLOO(2), Q), CALL, "distribution comes first"),
+        ((Q, sg.RLOO), CALL, r"write RLOO\("),
+        ((Q, "rloo"), CALL, r"RLOO\(2\), not a str"),
+        ((Q, sg.RLOO(2)), {**CALL, "args": W}, r"args=\(w,\), not an array"),
+        ((Q, sg.RLOO(2)), {"key": 0}, "jax.random.key"),
+        ((Q, sg.RLOO(2)), {"key": None}, "jax.random.key"),
+        ((Q, sg.RLOO(2), jax.random.key(0)), CALL, "learns nothing"),
+        ((Q, sg.RLOO(2)), {**CALL, "batched": False, "in_axes": 0}, "one entry for each of args"),
+    ],
+)
+def test_arguments_in_the_wrong_place(call, arguments, settings, sentence, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as with users
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        call(lambda x, *_: jnp.sum(x, axis=-1), *arguments, **settings)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .arrays import compute_dtype
+from .arrays import compute_dtype, is_concrete
 
 KINDS = ("leave_one_out", "length_weighted")
 
@@ -60,7 +60,12 @@ def advantages(
     weights = jnp.ones_like(rewards)
     if lengths is not None:
         weights = jnp.asarray(lengths).astype(rewards.dtype)
-    groups = jnp.zeros(n, jnp.int32) if groups is None else jnp.asarray(groups)
+    groups = np.zeros(n, np.int32) if groups is None else groups
+    if is_concrete(groups) and np.issubdtype(np.asarray(groups).dtype, np.integer):
+        # Numbered here: hashes of prompts may need all of their 64 bits.
+        groups = np.asarray(groups)
+        groups = np.unique(groups, return_inverse=True)[1].reshape(groups.shape).astype(np.int32)
+    groups = jnp.asarray(groups)
     if not jnp.issubdtype(groups.dtype, jnp.integer):
         raise TypeError(f"advantages takes groups as whole numbers, but was given {groups.dtype}.")
     for name, array in (("groups", groups), ("lengths", weights)):
@@ -72,8 +77,12 @@ def advantages(
     if n == 0:
         return rewards
     _, number = jnp.unique(groups, return_inverse=True, size=n)
-    # Rewards relative to the mean, so that a large constant in them costs no digits.
-    centre = jnp.mean(rewards)
+    # Rewards relative to a mean, so that a large constant in them costs no digits; an infinite one
+    # is its own group's affair.
+    finite = jnp.isfinite(rewards)
+    centre = jnp.sum(jnp.where(finite, rewards, 0)) / jnp.maximum(
+        jnp.sum(finite, dtype=rewards.dtype), 1
+    )
     total = lambda values: jax.ops.segment_sum(values, number, n)[number] - values
     weight, others = total(weights), total(weights * (rewards - centre))
     alone = weight <= 0

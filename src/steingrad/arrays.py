@@ -7,6 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
@@ -23,12 +24,17 @@ def as_index(number: Any) -> Any:
     return operator.index(number) if hasattr(number, "__index__") else number
 
 
-def check_whole(owner: str, setting: str, number: Any, least: int) -> None:
+def check_whole(owner: str, setting: str, number: Any, least: int, why: str = "") -> None:
     """Raise unless a setting, behind `as_index`, is a whole number, and large enough."""
     if not isinstance(number, int) or number < least:
         raise ValueError(
-            f"{owner} needs a whole {setting} of {least} or more, but was given {number!r}."
+            f"{owner} needs a whole {setting} of {least} or more{why}, but was given {number!r}."
         )
+
+
+def brief(tree: Any) -> str:
+    """A pytree on one line, arrays by type and shape, for an error message."""
+    return " ".join(eqx.tree_pformat(tree, struct_as_array=True).split())
 
 
 def is_concrete(array: Any) -> bool:

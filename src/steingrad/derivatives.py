@@ -1,5 +1,7 @@
 """What estimates may be differentiated by, and how that is shared among devices."""
 
+import functools
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -27,10 +29,10 @@ DRAWN = (
 )
 CONSTANT = (
     "`expectation` was differentiated by an array of its distribution that is not among its "
-    "parameters: the conditions of a FromLogProb, say, are constants. Let log_prob_fn make them "
-    "of its parameters, which are differentiated: a network that reads an image belongs in there, "
-    "and runs once for all samples. Where they are constants, put jax.lax.stop_gradient around "
-    "them."
+    "parameters: the conditions of a FromLogProb, say, and what its log_prob_fn closes over, are "
+    "constants. Let log_prob_fn make them of its parameters, which are differentiated: a network "
+    "that reads an image belongs in there, and runs once for all samples. Where they are "
+    "constants, put jax.lax.stop_gradient around them."
 )
 
 # The identity on derivatives that must not be used: evaluated, or transposed, it raises. It does
@@ -103,6 +105,32 @@ def drawn_with(parameters: Any, estimates: Any, message: str = DRAWN) -> Any:
 def stop_gradient(tree: Any) -> Any:
     """The same arrays as constants; other leaves as they are."""
     return _on_inexact(jax.lax.stop_gradient, tree)
+
+
+def closed_over(*functions: Any) -> tuple[Any, ...]:
+    """The arrays that JAX is tracing among those that functions close over: a distribution keeps
+    them as leaves beside the functions, for `drawn_with` to see that they are constants."""
+    tracer = jax.core.Tracer  # pyright: ignore[reportAttributeAccessIssue]
+    seen, found, left = set(), [], list(functions)
+    while left:
+        leaf = left.pop()
+        if id(leaf) in seen:
+            continue
+        seen.add(id(leaf))
+        if isinstance(leaf, tracer):
+            found.append(leaf)
+        elif isinstance(leaf, functools.partial):
+            left += [leaf.func, *leaf.args, *leaf.keywords.values()]
+        elif inspect.ismethod(leaf):
+            left += [leaf.__self__, leaf.__func__]
+        elif inspect.isfunction(leaf):
+            kept = inspect.getclosurevars(leaf).nonlocals.values()
+            left += [*kept, *(leaf.__defaults__ or ())]
+        elif hasattr(leaf, "__wrapped__"):
+            left.append(leaf.__wrapped__)
+        else:
+            left += [inner for inner in jax.tree.leaves(leaf) if inner is not leaf]
+    return tuple(filter(eqx.is_inexact_array, found))
 
 
 def _on_inexact(guard: Callable, tree: Any) -> Any:

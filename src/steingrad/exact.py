@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from .arrays import mean
 from .distributions import Distribution
-from .objective import bind
+from .objective import bind, takes_key
 
 
 def exact_expectation(
@@ -24,10 +24,13 @@ def exact_expectation(
     >>> float(exact_expectation(lambda x: jnp.prod(x, -1), sg.Bernoulli(jnp.zeros(3))))
     0.125
     """
-    states = dist.enumerate()
-    states = states.reshape(len(states), *(1,) * len(dist.batch_shape), *dist.event_shape)
-    x = jnp.broadcast_to(states, (len(states), *dist.batch_shape, *dist.event_shape))
-    fx = jnp.moveaxis(bind(f, dist, None)(x, *args), 0, -1)
+    if takes_key(f):
+        raise ValueError(
+            "An f that takes a key is random: no sum over states is exact. Bind the key, "
+            "functools.partial(f, key=key), for one draw of its noise; or take the mean of many "
+            "estimates, as `compare` does."
+        )
+    fx = jnp.moveaxis(bind(f, dist, None)(dist.enumerate_batch(), *args), 0, -1)
     probs = dist.probabilities()
     # What never happens counts nothing, be f infinite there.
     fx = jnp.where(probs > 0, fx.astype(probs.dtype), 0)

@@ -21,7 +21,7 @@ from .derivatives import (
 )
 from .distributions import Distribution
 from .estimators import Estimator, Gradients
-from .estimators.base import check_gradient, scale_cv
+from .estimators.base import check_call, check_cv, check_gradient, scale_cv
 from .objective import Bound, as_jax_arrays, bind, per_example
 
 
@@ -90,8 +90,10 @@ def expectation(
     part of the batch; gradients of what the devices share are summed over them, as those of any
     function are, but `cv`'s are averaged.
     """
+    check_call(f, dist, estimator, key, args)
     f = _on_batches(f, batched, in_axes)
     check_gradient(estimator, f)
+    check_cv(estimator, cv, dist)
     parameters, args, context, key = on_each_device(
         (dist.parameters, as_jax_arrays(args), context, key), like=(cv, dist)
     )
@@ -107,13 +109,16 @@ def expectation(
         relaxation = _on_batches(relaxation, batched, in_axes)
         relaxed = lambda key, x, *args: bind(relaxation, dist, key, relaxed=True)(x, *args)
         relaxed = eqx.filter_closure_convert(relaxed, key, struct, *args)
-    value = _expectation(
-        reverse_only((dist.parameters, cv, (keyed, args))),
-        stop_gradient(dist),
-        estimator,
-        key,
-        (*stop_gradient((context, relaxed)), has_aux),
-    )
+    try:
+        value = _expectation(
+            reverse_only((dist.parameters, cv, (keyed, args))),
+            *stop_gradient((dist, estimator)),  # an operator may be made of the logits
+            key,
+            (*stop_gradient((context, relaxed)), has_aux),
+        )
+    except jax.errors.UnexpectedTracerError as error:
+        # A function of the distribution closes over what is being differentiated.
+        raise TypeError(CONSTANT) from error
     constants = dist.with_parameters(stop_gradient(dist.parameters))
     return drawn_with(constants, value, CONSTANT)
 
@@ -202,6 +207,7 @@ def value_and_grad(
     >>> grads.parameters.shape, grads.args[0].shape
     ((3,), (3,))
     """
+    check_call(f, dist, estimator, key, args)
     return estimator.value_and_grad(
         _on_batches(f, batched, in_axes),
         dist,

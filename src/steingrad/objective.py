@@ -82,15 +82,15 @@ def bind(
                 f"f must return real numbers, but returned {fx.dtype}. Return jnp.real(...), "
                 "jnp.imag(...) or jnp.abs(...) of it, or estimate two expectations."
             )
-        if not jnp.issubdtype(fx.dtype, jnp.floating):
-            if relaxed:
-                raise TypeError(
-                    "This estimator goes by the gradient of f, which must be continuous between "
-                    f"the states, but it returned {fx.dtype}: such an f jumps, and its gradient "
-                    "is 0. Use RLOO or Rodeo; Rebar and Relax also take a continuous stand-in, "
-                    "relaxation=...."
-                )
-            fx = fx.astype(compute_dtype(x))
+        if relaxed and not jnp.issubdtype(fx.dtype, jnp.floating):
+            raise TypeError(
+                "This estimator goes by the gradient of f, which must be continuous between "
+                f"the states, but it returned {fx.dtype}: such an f jumps, and its gradient "
+                "is 0. Use RLOO or Rodeo; Rebar and Relax also take a continuous stand-in, "
+                "relaxation=...."
+            )
+        # One type for values and gradients, whichever estimator asks.
+        fx = fx.astype(compute_dtype(fx, x))
         return (fx, aux) if has_aux else fx
 
     return objective
@@ -115,7 +115,8 @@ class PerExample:
     """See `per_example`."""
 
     def __init__(self, f: Callable, in_axes: Sequence[int | None] | None):
-        if in_axes is not None and any(axis not in (0, None) for axis in in_axes):
+        given = [] if in_axes is None else in_axes
+        if not isinstance(given, Sequence) or any(axis not in (0, None) for axis in given):
             raise ValueError(
                 "in_axes has one entry for each of args: 0 where it begins with the axes of the "
                 f"batch, None where all examples share it. It was given {in_axes}."
@@ -354,7 +355,7 @@ def evaluate(
         fx, pull_back, aux = vjp(at, x, dynamic)
         # f acts on each state alone, so one backward pass gives each its own gradient.
         dfx, args_grad = pull_back(jnp.ones_like(fx))
-        dfx = dfx.astype(compute_dtype(fx, dfx))
+        dfx = dfx.astype(fx.dtype)
         if weights is not None:
             _, args_grad = pull_back((len(fx) * weights).astype(fx.dtype))
     else:
@@ -362,9 +363,4 @@ def evaluate(
         counts = jnp.ones_like(fx) if weights is None else (len(fx) * weights).astype(fx.dtype)
         dfx, (args_grad,) = None, pull_back(counts)
     args_grad = jax.tree.map(lambda g: g / max(fx.size, 1), args_grad)
-    return (
-        fx.astype(compute_dtype(fx, dfx) if dfx is not None else compute_dtype(fx)),
-        dfx,
-        args_grad,
-        aux,
-    )
+    return fx, dfx, args_grad, aux

@@ -336,9 +336,9 @@ def test_inputs_are_checked():
         )
 
     for length in (0, -1):
-        with pytest.raises(ValueError, match="a whole length of 1 or more, but was given length="):
+        with pytest.raises(ValueError, match="a whole length of 1 or more, but was given"):
             make(length=length)
-    with pytest.raises(ValueError, match="a whole vocabulary of 2 or more, but was given voc"):
+    with pytest.raises(ValueError, match="a whole vocabulary of 2 or more, but was given"):
         make(vocabulary=1)
     for end in (3, -1):
         with pytest.raises(ValueError, match=r"index of a token, 0 to 2 with vocabulary=3, but .*"):

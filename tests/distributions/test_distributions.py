@@ -183,6 +183,23 @@ def test_values_are_checked_again_in_another_type():
         ordinal.with_parameters(jnp.zeros((3, 4)))
 
 
+def test_the_mean_is_that_of_rounded_states():
+    """In bfloat16 the states are not quite the values asked for, and the mean is theirs."""
+    q = sg.Ordinal(jnp.zeros((1, 3), jnp.bfloat16), (100, 100.6, 101.2))
+    wide = q.with_parameters(q.parameters.astype(jnp.float32))
+    states = np.asarray(q.enumerate(), np.float64).ravel()
+    np.testing.assert_allclose(wide.mean, [states.mean()], rtol=1e-6)
+    np.testing.assert_array_equal(np.asarray(wide.enumerate(), np.float64).ravel(), states)
+
+
+def test_changes_are_not_rounded_to_the_type_of_states():
+    q = sg.Ordinal(jnp.zeros((1, 2), jnp.bfloat16), (0.1, 100))
+    low, high = q.values
+    x = q.state(jnp.zeros(1, jnp.int32))
+    change = q.linear_change(jnp.ones(1), x, q.shift(x, (1,)))
+    np.testing.assert_allclose(change.ravel(), [high - low], rtol=1e-6)
+
+
 def test_log_prob_of_bits_that_are_certain():
     q = sg.Bernoulli(jnp.array([jnp.inf, 0.0, -jnp.inf]))
     expected = [-np.inf] * 4 + [np.log(0.5), -np.inf] * 2

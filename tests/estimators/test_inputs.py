@@ -134,6 +134,38 @@ def test_control_variates_of_another_kind(cv):
             jax.grad(lambda l, run=run: run(f, sg.Bernoulli(l), RODEO, cv, key=KEY))(q.logits)
 
 
+@pytest.mark.parametrize("dtype", [int, bool, jnp.bfloat16])
+@pytest.mark.parametrize(
+    "estimator", [sg.RLOO(2), sg.DisARM(2), sg.Bronco(2, use_gradient=False)], ids=name
+)
+def test_evaluations_of_another_type(estimator, dtype):
+    """Whole numbers, as a simulator gives them, and half precision: what float32 would give."""
+    q = sg.Bernoulli(jnp.array([0.5, -0.5, 0.0]))
+    cv = estimator.init(KEY, q)
+    x = estimator.sample(KEY, q)
+    values = lambda x: np.asarray(3 * jnp.sum(x, axis=-1)).astype(int)
+
+    def estimate(states, cast):
+        at = estimator.evaluated(cv, q, states, cast(values(x)), key=KEY)
+        y = estimator.further_points(cv, q, at)
+        fy = None if y is None else cast(values(y))
+        return estimator.estimate(cv, q, states, cast(values(x)), fy=fy, key=KEY)
+
+    whole = estimate(np.asarray(x).astype(dtype), lambda fx: fx)
+    np.testing.assert_array_equal(whole, estimate(x, lambda fx: fx.astype(np.float32)))
+    np.testing.assert_array_equal(whole, estimate(x, lambda fx: jnp.asarray(fx, jnp.bfloat16)))
+
+
+def test_values_at_further_points_are_counted():
+    q, bronco = sg.Bernoulli(jnp.zeros(3)), sg.Bronco(1, flips=2, use_gradient=False)
+    cv = bronco.init(KEY, q)
+    x, fx = jnp.zeros((1, 3)), jnp.zeros(1)
+    with pytest.raises(ValueError, match=r"takes fy of shape \(2, 1\), but fy has shape \(1, 1\)"):
+        bronco.estimate(cv, q, x, fx, fy=jnp.zeros((1, 1)), key=KEY)
+    with pytest.raises(ValueError, match="no values at further points"):
+        sg.RLOO(2).estimate(None, q, jnp.zeros((2, 3)), jnp.zeros(2), fy=jnp.zeros((1, 2)), key=KEY)
+
+
 @pytest.mark.parametrize(
     ("q", "wrong"),
     [

@@ -123,6 +123,17 @@ def test_nearly_certain_states():
     assert jnp.all(jnp.isfinite(grads.parameters))
 
 
+def test_states_that_never_happen():
+    """With as many samples as states it is exact, though one of them has no probability, and f no
+    value there."""
+    q = sg.Categorical(jnp.array([[0.0, -jnp.inf, 1.0]]))
+    f = lambda x: jnp.where(x[..., 0, 1] > 0, jnp.inf, x[..., 0, 0] + 4 * x[..., 0, 2])
+    value, grads = sg.UnorderedSet(3).value_and_grad(f, q, key=jax.random.key(0))
+    np.testing.assert_allclose(value, sg.exact_expectation(f, q), rtol=1e-6)
+    expected = 3 * jax.nn.sigmoid(1.0) * jax.nn.sigmoid(-1.0) * jnp.array([[-1.0, 0.0, 1.0]])
+    np.testing.assert_allclose(grads.parameters, expected, rtol=1e-5)
+
+
 def test_inputs_are_checked():
     dist = sg.Bernoulli(jnp.zeros(2))
     with pytest.raises(ValueError, match="2 or more, each sample's baseline"):

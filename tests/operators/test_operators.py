@@ -112,6 +112,14 @@ def test_systematic_sample(m, d):
     np.testing.assert_array_equal(np.bincount(chosen.ravel(), minlength=d), m)
 
 
+def test_systematic_sample_of_very_many():
+    """d · m has more than 32 bits."""
+    chosen = np.asarray(systematic_sample(jnp.asarray(59_999), 50_000, 60_000))
+    assert chosen.min() >= 0
+    assert chosen.max() < 60_000
+    assert len(set(chosen.tolist())) == 50_000
+
+
 def test_coordinates_are_drawn_anew():
     dist = sg.Bernoulli(normal(0, (50, 30)))
     row = sg.Gibbs(num_coordinates=4).neighbours(

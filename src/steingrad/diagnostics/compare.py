@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ..arrays import as_index, check_whole
 from ..distributions import Distribution
 from ..estimators import RLOO, Estimator
 from ..exact import exact_gradient
@@ -79,10 +80,11 @@ def compare(
     """
     named = _named(estimators)
     measure.check_not_empty("compare", dist)
-    limits = {"draws": (draws, 2), "adapt_steps": (adapt_steps, 0), "chunk": (chunk, 1)}
-    for name, (value, least) in limits.items():
-        if value is not None and value < least:
-            raise ValueError(f"compare needs {name} of {least} or more, but was given {value}.")
+    draws, adapt_steps, chunk = map(as_index, (draws, adapt_steps, chunk))
+    check_whole("compare", "number of draws", draws, 2)
+    check_whole("compare", "number of adapt_steps", adapt_steps, 0)
+    if chunk is not None:
+        check_whole("compare", "chunk", chunk, 1)
     args = as_jax_arrays(args)
     settings = {"args": args, "context": context, "relaxation": relaxation}
     problem = Problem(f, dist, settings, adapt_steps, learning_rate)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from ..arrays import as_index, compute_dtype, is_concrete, take
-from ..derivatives import on_each_device
+from ..arrays import as_index, brief, check_whole, compute_dtype, is_concrete, take
+from ..derivatives import closed_over, on_each_device
 from .base import COORDINATES_AT_A_TIME, MAX_STATES, Distribution
 from .from_log_prob import batch_of
 
@@ -70,6 +70,7 @@ class Autoregressive(Distribution):
     end: int | None = eqx.field(static=True)
     _batch_shape: tuple[int, ...] = eqx.field(static=True)
     _built_dtype: Any = eqx.field(static=True)
+    _closed_over: tuple[Array, ...]
 
     def __init__(
         self,
@@ -84,12 +85,8 @@ class Autoregressive(Distribution):
         batch_shape: Sequence[int] | None = None,
     ):
         self.length, self.vocabulary = as_index(length), as_index(vocabulary)
-        for name, number, least in (("length", length, 1), ("vocabulary", vocabulary, 2)):
-            if not isinstance(as_index(number), int) or number < least:
-                raise ValueError(
-                    f"Autoregressive needs a whole {name} of {least} or more, but was given "
-                    f"{name}={number!r}."
-                )
+        check_whole("Autoregressive", "length", self.length, 1)
+        check_whole("Autoregressive", "vocabulary", self.vocabulary, 2)
         self.end = None if end is None else as_index(end)
         if end is not None and not (isinstance(self.end, int) and 0 <= self.end < vocabulary):
             raise ValueError(
@@ -103,6 +100,7 @@ class Autoregressive(Distribution):
                 "cell(...), parameters=cell."
             )
         self.step = step
+        self._closed_over = closed_over(step, *([carry] if callable(carry) else []))
         self._parameters = parameters
         if not jax.tree.leaves(self.parameters):
             raise ValueError(
@@ -408,12 +406,12 @@ def _check_step(q: Autoregressive) -> None:
     except (TypeError, ValueError) as error:
         raise ValueError(
             "Autoregressive called step(parameters, carry, token) with a token of shape "
-            f"{token.shape}, one-hot, and the carry {_brief(before)}, and it failed: {error}"
+            f"{token.shape}, one-hot, and the carry {brief(before)}, and it failed: {error}"
         ) from error
     if not isinstance(out, tuple) or len(out) != 2:
         raise TypeError(
             "Autoregressive needs a step that returns a pair, the new carry and the logits, but "
-            f"this one returned {_brief(out)}."
+            f"this one returned {brief(out)}."
         )
     after, logits = out
     of = lambda tree: (
@@ -423,23 +421,19 @@ def _check_step(q: Autoregressive) -> None:
     if of(before) != of(after):
         raise ValueError(
             "Autoregressive needs a step that returns a carry like the one it was given, "
-            f"{_brief(before)}, but this one returned {_brief(after)}."
+            f"{brief(before)}, but this one returned {brief(after)}."
         )
     shape = getattr(logits, "shape", None)
     if shape != (q.vocabulary,):
         raise ValueError(
             f"Autoregressive needs a step that returns logits of shape {(q.vocabulary,)}, one for "
             f"each token of its vocabulary={q.vocabulary}, but this one returned "
-            f"{_brief(logits)}."
+            f"{brief(logits)}."
         )
     if not jnp.issubdtype(logits.dtype, jnp.floating):
         raise TypeError(
             f"Autoregressive needs floating-point logits, but this step returned {logits.dtype}."
         )
-
-
-def _brief(tree: Any) -> str:
-    return " ".join(eqx.tree_pformat(tree, struct_as_array=True).split())
 
 
 def _check_tokens_left(stuck: Array) -> None:

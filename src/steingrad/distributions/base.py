@@ -222,13 +222,16 @@ class Distribution(eqx.Module):
         number = jnp.arange(self.num_states, dtype=jnp.int32)
         return self.state(number[:, None] // self._place % self.num_values)
 
+    def enumerate_batch(self) -> Float[Array, "states ..."]:
+        """Every state for each element of the batch: `[m**d, *batch, *event]`."""
+        states = self.enumerate()
+        batch = self.batch_shape
+        states = states.reshape(len(states), *(1,) * len(batch), *self.event_shape)
+        return jnp.broadcast_to(states, (len(states), *batch, *self.event_shape))
+
     def probabilities(self) -> Float[Array, "... states"]:
         """q of every state in the order of `enumerate()`, normalised: shape `[*batch, m**d]`."""
-        states = self.enumerate()
-        batch = len(self.batch_shape)
-        states = states.reshape(len(states), *(1,) * batch, *self.event_shape)
-        states = jnp.broadcast_to(states, (len(states), *self.batch_shape, *self.event_shape))
-        return jax.nn.softmax(jnp.moveaxis(self.log_prob(states), 0, -1))
+        return jax.nn.softmax(jnp.moveaxis(self.log_prob(self.enumerate_batch()), 0, -1))
 
     def state_number(self, x: Float[Array, "..."]) -> Int[Array, "..."]:
         """The position of `x` in `enumerate()`."""

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from ..arrays import as_index, take
+from ..arrays import as_index, check_whole, take
+from ..derivatives import closed_over
 from .base import COORDINATES_AT_A_TIME, Distribution, check_inside
 from .ordinal import check_values, value_change, value_index, values_in
 
@@ -27,8 +28,9 @@ class FromLogProb(Distribution):
     **Shared parameters**: with `conditions`, a pytree of arrays that begin with the axes of the
     batch (`batch_shape`; by default their first axis alone), the parameters have no such axes, and
     it is `log_prob_fn(parameters, x, condition)`: one network for the whole batch. Gradients are
-    shaped like the parameters. Conditions are constants: what is to be differentiated, a network
-    that looks at them too, belongs into `log_prob_fn`, where it runs once for all samples.
+    shaped like the parameters. Conditions, and arrays that the functions close over, are constants:
+    what is to be differentiated, a network that looks at them too, belongs into the parameters and
+    `log_prob_fn`, where it runs once for all samples.
 
     **Samples** come from you (`estimate`), or from `sampler(key, parameters)`, with conditions
     `sampler(key, parameters, condition)`, which returns one state of shape `[d]`.
@@ -68,6 +70,7 @@ class FromLogProb(Distribution):
     sampler: Callable[..., Array] | None = eqx.field(static=True)
     log_ratio_fn: Callable[..., Array] | None = eqx.field(static=True)
     _normalized: bool = eqx.field(static=True)
+    _closed_over: tuple[Array, ...]
 
     def __init__(
         self,
@@ -83,11 +86,7 @@ class FromLogProb(Distribution):
         normalized: bool = False,
     ):
         num_coordinates = as_index(num_coordinates)
-        if not isinstance(num_coordinates, int) or num_coordinates < 1:
-            raise ValueError(
-                "FromLogProb needs a whole num_coordinates of 1 or more, but was given "
-                f"{num_coordinates!r}."
-            )
+        check_whole("FromLogProb", "num_coordinates", num_coordinates, 1)
         self.log_prob_fn = log_prob_fn
         self._parameters = parameters
         self.conditions = jax.tree.map(jnp.asarray, conditions)
@@ -96,6 +95,7 @@ class FromLogProb(Distribution):
         self.sampler = sampler
         self.log_ratio_fn = log_ratio_fn
         self._normalized = normalized
+        self._closed_over = closed_over(log_prob_fn, sampler, log_ratio_fn)
         leaves = jax.tree.leaves(self.parameters)
         if not leaves:
             raise ValueError(

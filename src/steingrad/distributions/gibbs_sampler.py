@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from ..arrays import as_index, is_concrete
+from ..arrays import as_index, check_whole, is_concrete
 from .base import Distribution
 from .joint import Joint
 from .subset import Subset
@@ -56,15 +56,12 @@ class GibbsSampler(eqx.Module):
     ((1000, 5), 10, 0.4)
     """
 
-    sweeps: int = eqx.field(static=True, converter=as_index, default=1)
+    sweeps: int = eqx.field(static=True, default=1)
     blocks: tuple[tuple[int, ...], ...] | None = eqx.field(static=True, default=None)
 
     def __init__(self, sweeps: int = 1, blocks: Iterable[Any] | None = None):
         self.sweeps = as_index(sweeps)
-        if not isinstance(self.sweeps, int) or self.sweeps < 1:
-            raise ValueError(
-                f"GibbsSampler needs a whole number of sweeps, 1 or more, but was given {sweeps!r}."
-            )
+        check_whole("GibbsSampler", "number of sweeps", self.sweeps, 1)
         self.blocks = None
         if blocks is not None:
             self.blocks = tuple(tuple(as_index(i) for i in block) for block in blocks)
@@ -89,10 +86,7 @@ class GibbsSampler(eqx.Module):
         """Chains at random states, or all at `start`, of the shape of states."""
         self._check_distribution(dist)
         num_chains = as_index(num_chains)
-        if not isinstance(num_chains, int) or num_chains < 1:
-            raise ValueError(
-                f"GibbsSampler needs a whole num_chains of 1 or more, but was given {num_chains!r}."
-            )
+        check_whole("GibbsSampler", "num_chains", num_chains, 1)
         if self.blocks is not None and is_concrete(jax.tree.leaves(dist.parameters)[0]):
             self.check(key, dist)
         shape = (num_chains, *dist.batch_shape)

@@ -73,8 +73,9 @@ class Ordinal(IndependentLogits):
 
 
 def check_values(name: str, values: Any, dtype: Any) -> tuple[float, ...]:
-    """The values of a coordinate as a tuple; raise unless they are at least two, finite, and
-    distinct in the type of the states."""
+    """The values of a coordinate as a tuple, rounded where states have less than 32 bits, so that
+    the mean is that of the states; raise unless they are at least two, finite, and distinct in the
+    type of the states."""
     if not is_concrete(values):
         raise TypeError(
             f"{name}'s values are constants: pass a tuple or a NumPy array of numbers, not an "
@@ -95,7 +96,7 @@ def check_values(name: str, values: Any, dtype: Any) -> tuple[float, ...]:
             f"{name}'s values {array.tolist()} are not distinct in its type, {dtype}, where they "
             f"are {rounded.tolist()}. Move them apart, or use parameters of a wider type."
         )
-    return tuple(array.tolist())
+    return tuple((rounded if jnp.dtype(dtype).itemsize < 4 else array).tolist())
 
 
 def values_in(name: str, values: tuple[float, ...], dtype: Any) -> Float[Array, "m"]:
@@ -119,5 +120,6 @@ def value_change(
     coordinates: Int[Array, "... c"] | None,
 ) -> Float[Array, "... c n"]:
     """∇ᵢ · (yᵢ − xᵢ) for real-valued coordinates."""
-    step = new - take(x, coordinates)[..., None]
-    return take(gradient, coordinates)[..., None] * step.astype(gradient.dtype)
+    # In the gradient's type: in that of the states a difference may be rounded.
+    new, x = new.astype(gradient.dtype), x.astype(gradient.dtype)
+    return take(gradient, coordinates)[..., None] * (new - take(x, coordinates)[..., None])

@@ -62,6 +62,12 @@ class Subset(FromLogits):
         if is_concrete(self.logits):
             with jax.ensure_compile_time_eval():
                 possible = np.asarray(jnp.sum(self.logits > -jnp.inf, axis=-1))
+                infinite = bool(jnp.any(self.logits == jnp.inf))
+            if infinite:
+                raise ValueError(
+                    "Subset needs logits below +inf. An element that is always a member has a "
+                    "large finite one, such as 50."
+                )
             if (possible < self.k).any():
                 raise ValueError(
                     f"Subset(k={self.k}) needs at least {self.k} logits above −inf, but has "

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
-from ..arrays import mean, mean_of_squares
+from ..arrays import brief, check_whole, compute_dtype, mean, mean_of_squares
 from ..derivatives import drawn_with, on_each_device, stop_gradient
 from ..distributions import Joint
 from ..distributions.base import Distribution, check_inside
@@ -117,7 +117,7 @@ class Estimator(eqx.Module):
 
     def cv_optimizer(self, learning_rate: Any) -> optax.GradientTransformation:
         """How the control variates take their gradient; see `steingrad.cv_optimizer`."""
-        return optax.adam(learning_rate)
+        return adam(learning_rate)
 
     def sample(self, key: PRNGKeyArray, dist: Distribution) -> Float[Array, "samples ..."]:
         """The points at which to evaluate f, of shape `[K, *batch, *event]`."""
@@ -136,7 +136,9 @@ class Estimator(eqx.Module):
     ) -> Float[Array, "samples ..."]:
         r"""$K w_k f(x_k)$: what has the estimate of $E[f]$ as its mean."""
         weights = self.weights(dist, x)
-        return fx if weights is None else len(fx) * weights.astype(fx.dtype) * fx
+        if weights is None:
+            return fx
+        return jnp.where(weights > 0, len(fx) * weights.astype(fx.dtype) * fx, 0)
 
     def choose(self, cv: Any, dist: Distribution, at: Evaluated) -> Any:
         """What is drawn with `at.key` to decide on `further_points`. Whoever has to leave JAX to
@@ -172,11 +174,11 @@ class Estimator(eqx.Module):
         self,
         cv: Any,
         dist: Distribution,
-        x: Float[Array, "samples ..."],
-        fx: Float[Array, "samples ..."],
-        dfx: Float[Array, "samples ..."] | None = None,
+        x: Shaped[Array | np.ndarray, "samples ..."],
+        fx: Shaped[Array | np.ndarray, "samples ..."],
+        dfx: Float[Array | np.ndarray, "samples ..."] | None = None,
         *,
-        fy: Float[Array, "points samples ..."] | None = None,
+        fy: Shaped[Array | np.ndarray, "points samples ..."] | None = None,
         key: PRNGKeyArray | None = None,
         f: Callable[[Array], Array] | None = None,
         context: Array | None = None,
@@ -186,8 +188,15 @@ class Estimator(eqx.Module):
         check_distribution(self, dist)
         check_cv(self, cv, dist)
         objective = None if f is None else bind(f, dist, key, relaxed=self.goes_by_gradient)
-        at = Evaluated(x, fx, dfx, fy, objective, key, context)
+        # States and values may come as whole numbers, from a simulator, or in half precision.
+        x = jnp.asarray(x)
+        x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(compute_dtype(dist.dtype))
+        given: Any = [array if array is None else jnp.asarray(array) for array in (fx, dfx, fy)]
+        dtype = compute_dtype(x, *jax.tree.leaves(given))
+        values, gradients, further = jax.tree.map(lambda array: array.astype(dtype), given)
+        at = Evaluated(x, values, gradients, further, objective, key, context)
         check_evaluated(self, dist, at)
+        check_further(self, cv, dist, at)
         if self.samples_are_states:
             check_inside(dist, x)
         return at
@@ -196,17 +205,17 @@ class Estimator(eqx.Module):
         self,
         cv: Any,
         dist: Distribution,
-        x: Float[Array, "samples ..."],
-        fx: Float[Array, "samples ..."],
-        dfx: Float[Array, "samples ..."] | None = None,
+        x: Shaped[Array | np.ndarray, "samples ..."],
+        fx: Shaped[Array | np.ndarray, "samples ..."],
+        dfx: Float[Array | np.ndarray, "samples ..."] | None = None,
         *,
-        fy: Float[Array, "points samples ..."] | None = None,
+        fy: Shaped[Array | np.ndarray, "points samples ..."] | None = None,
         key: PRNGKeyArray | None = None,
         f: Callable[[Array], Array] | None = None,
         context: Array | None = None,
     ) -> Any:
         r"""The estimate of $\nabla_\eta E[f]$ for each element of the batch, shaped like the
-        distribution's parameters.
+        distribution's parameters. (Parameters that the batch shares: the sum over it.)
 
         `x` comes from `sample`; `fx` of shape `[K, *batch]` holds f at these points and `dfx`,
         shaped like `x`, its gradient (where `needs_gradient`). A few settings also need a `key`
@@ -233,6 +242,7 @@ class Estimator(eqx.Module):
         """f at the samples, `weigh`ed (and its aux), and the gradients of `value_and_grad` before
         the mean over the batch: one of the distribution's for each of its elements, and `cv`'s for
         these. (That of `args` is of the mean here too.)"""
+        check_call(f, dist, self, key, args)
         check_distribution(self, dist)
         check_gradient(self, f)
         check_cv(self, cv, dist)
@@ -310,6 +320,12 @@ class Estimator(eqx.Module):
         return (mean(fx), aux) if has_aux else mean(fx), grads
 
 
+def adam(learning_rate: Any, b1: float = 0.9) -> optax.GradientTransformation:
+    """Adam for gradients of any size: those for control variates go with the square of f and of one
+    over the size of the batch, and optax's ε of 1e-8 would be more than many of them."""
+    return optax.adam(learning_rate, b1=b1, eps=1e-17)
+
+
 def mean_of_scores(
     dist: Distribution, weights: Float[Array, "samples ..."], x: Float[Array, "samples ..."]
 ) -> Any:
@@ -322,6 +338,31 @@ def scale_cv(estimator: Estimator, factor: Any, cv_grad: Any) -> Any:
     if not estimator.cv_is_quadratic:
         return cv_grad
     return jax.tree.map(lambda g: g * jnp.asarray(factor**2, g.dtype), cv_grad)
+
+
+def check_call(f: Any, dist: Any, estimator: Any, key: Any, args: Any) -> None:
+    """Raise if an argument is not of the kind that belongs in its place."""
+    if isinstance(estimator, type) and issubclass(estimator, Estimator):
+        raise TypeError(f"The estimator is a class here: write {estimator.__name__}(...).")
+    if isinstance(dist, Estimator) or isinstance(estimator, Distribution):
+        raise TypeError("The distribution comes first, then the estimator: f, dist, estimator.")
+    if not isinstance(estimator, Estimator):
+        raise TypeError(f"An estimator is needed, such as RLOO(2), not {_kind(estimator)}.")
+    if not isinstance(dist, Distribution):
+        raise TypeError(f"A distribution is needed, such as Bernoulli(logits), not {_kind(dist)}.")
+    if not callable(f):
+        raise TypeError(f"f is a function of the states, not {_kind(f)}.")
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(
+            f"args is a tuple, f's arguments after the states: args=(w,), not {_kind(args)}."
+        )
+    dtype = getattr(key, "dtype", None)
+    if dtype is None or not (dtype == jnp.uint32 or jnp.issubdtype(dtype, jax.dtypes.prng_key)):
+        raise TypeError(f"key is a random key, such as jax.random.key(0), not {key!r}.")
+
+
+def _kind(thing: Any) -> str:
+    return "an array" if eqx.is_array_like(thing) else f"a {type(thing).__name__}"
 
 
 def check_distribution(estimator: Estimator, dist: Distribution) -> None:
@@ -356,15 +397,11 @@ def check_cv(estimator: Estimator, cv: Any, dist: Distribution) -> None:
         return
     name = type(estimator).__name__
     if expected is None:
-        raise ValueError(f"{name} learns nothing: its cv is None, but was given {_brief(cv)}.")
+        raise ValueError(f"{name} learns nothing: its cv is None, but was given {brief(cv)}.")
     raise ValueError(
         f"{name} learns its control variates: pass the cv that `init(key, dist)` of this very "
-        f"estimator makes, {_brief(expected)}, not {_brief(cv)}."
+        f"estimator makes, {brief(expected)}, not {brief(cv)}."
     )
-
-
-def _brief(tree: Any) -> str:
-    return " ".join(eqx.tree_pformat(tree, struct_as_array=True).split())
 
 
 def check_evaluated(estimator: Estimator, dist: Distribution, at: Evaluated) -> None:
@@ -391,9 +428,26 @@ def check_evaluated(estimator: Estimator, dist: Distribution, at: Evaluated) -> 
         )
 
 
+def check_further(estimator: Estimator, cv: Any, dist: Distribution, at: Evaluated) -> None:
+    """Raise unless values at further points, if there are any, are as many as the points."""
+    if at.fy is None or at.key is None:
+        return
+    points = jax.eval_shape(lambda: estimator.further_points(cv, dist, at))
+    shape = None if points is None else points.shape[: points.ndim - dist.event_ndim]
+    if at.fy.shape != shape:
+        name = type(estimator).__name__
+        wants = "no values at further points" if shape is None else f"fy of shape {shape}"
+        raise ValueError(f"{name} as it is set here takes {wants}, but fy has shape {at.fy.shape}.")
+
+
 def check_num_samples(name: str, num_samples: Any, least: int, why: str) -> None:
-    if not isinstance(num_samples, int) or num_samples < least:
+    check_whole(name, "num_samples", num_samples, least, f", {why}")
+
+
+def check_pairs(name: str, num_samples: int, instead: str) -> None:
+    check_num_samples(name, num_samples, 2, "its samples coming in pairs")
+    if num_samples % 2:
         raise ValueError(
-            f"{name} needs a whole num_samples of {least} or more, {why}, but was given "
-            f"{num_samples!r}."
+            f"{name} needs an even num_samples, its samples coming in pairs, but was given "
+            f"{num_samples}. {instead} takes odd numbers too."
         )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from ..arrays import as_index, compute_dtype, weighted_mean
 from ..distributions import Bernoulli
-from .base import Estimator, check_distribution, check_num_samples
+from .base import Estimator, check_distribution, check_pairs
 from .parts import differentiates_parts, samples_parts
 
 
@@ -39,12 +39,7 @@ class DisARM(Estimator):
     by_parts: ClassVar = True
 
     def __check_init__(self):
-        check_num_samples("DisARM", self.num_samples, 2, "its samples coming in pairs")
-        if self.num_samples % 2:
-            raise ValueError(
-                "DisARM needs an even num_samples, its samples coming in pairs, but was given "
-                f"{self.num_samples}. ARMS takes odd numbers too."
-            )
+        check_pairs("DisARM", self.num_samples, instead="ARMS")
 
     @samples_parts
     def sample(self, key, dist):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ..arrays import as_index, expand, mean_of_samples, take
 from ..distributions import Categorical, Ordinal
 from ..distributions.base import Distribution
-from .base import Estimator, check_distribution, check_num_samples
+from .base import Estimator, check_distribution, check_pairs
 from .parts import differentiates_parts, samples_parts
 from .sticks import Sticks, break_sticks, first_of, pair_weight, stick_of
 
@@ -41,7 +41,7 @@ class DisARMIW(Estimator):
     by_parts: ClassVar = True
 
     def __check_init__(self):
-        check_pairs("DisARMIW", self.num_samples)
+        check_pairs("DisARMIW", self.num_samples, instead="CARMS")
 
     @samples_parts
     def sample(self, key, dist):
@@ -59,15 +59,6 @@ class DisARMIW(Estimator):
         weight = take(weight, first[..., None])
         return mean_of_samples(
             weight * expand(fx - fx_tilde, score.ndim) * (score - score_tilde) / 2
-        )
-
-
-def check_pairs(name: str, num_samples: int) -> None:
-    check_num_samples(name, num_samples, 2, "its samples coming in pairs")
-    if num_samples % 2:
-        raise ValueError(
-            f"{name} needs an even num_samples, its samples coming in pairs, but was given "
-            f"{num_samples}. CARMS takes odd numbers too."
         )
 
 

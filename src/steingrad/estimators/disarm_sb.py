@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from ..arrays import as_index, expand, mean_of_samples, take
 from ..distributions import Categorical, Ordinal
-from .base import Estimator, check_distribution
-from .disarm_iw import antithetic_pairs, check_pairs
+from .base import Estimator, check_distribution, check_pairs
+from .disarm_iw import antithetic_pairs
 from .parts import differentiates_parts, samples_parts
 from .sticks import break_sticks, stick_of
 
@@ -41,7 +41,7 @@ class DisARMSB(Estimator):
     by_parts: ClassVar = True
 
     def __check_init__(self):
-        check_pairs("DisARMSB", self.num_samples)
+        check_pairs("DisARMSB", self.num_samples, instead="CARMS")
 
     @samples_parts
     def sample(self, key, dist):

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from ..arrays import expand, sum_of_events, sum_of_samples
 from ..distributions.base import Distribution
 from ..operators.base import Row
+from .base import adam
 
 DECAY = 0.99
 RIDGE = 1e-4
@@ -163,6 +164,4 @@ def average_or_adam(learning_rate: Any, averages: Callable) -> optax.GradientTra
     def labels(cv):
         return eqx.tree_at(averages, jax.tree.map(lambda _: "learned", cv), "average")
 
-    return optax.partition(
-        {"average": optax.sgd(1.0), "learned": optax.adam(learning_rate)}, labels
-    )
+    return optax.partition({"average": optax.sgd(1.0), "learned": adam(learning_rate)}, labels)

@@ -14,7 +14,7 @@ from ..arrays import as_index, compute_dtype, weighted_mean
 from ..distributions import Bernoulli, Categorical, Joint
 from ..distributions.base import Distribution
 from ..objective import Evaluated
-from .base import Estimator, check_num_samples
+from .base import Estimator, adam, check_num_samples
 from .parts import apart, arranged, leaves, merged
 
 
@@ -91,7 +91,7 @@ def initial_log_temperature() -> Float[Array, ""]:
 
 def slow_adam(learning_rate: Any) -> optax.GradientTransformation:
     """Adam with the long memory that RELAX's authors give to what it learns."""
-    return optax.adam(learning_rate, b1=0.999)
+    return adam(learning_rate, b1=0.999)
 
 
 Control = Callable[[Float[Array, "2 samples ..."]], Float[Array, "2 samples ..."]]

@@ -70,7 +70,8 @@ class UnorderedSet(Estimator):
 
     def gradient(self, cv, dist, at):
         log_weights, log_others = self._ratios(dist, at.x)
-        fx = at.fx.astype(log_weights.dtype)
+        # What never happens counts nothing, be f infinite there.
+        fx = jnp.where(jnp.exp(log_weights) > 0, at.fx.astype(log_weights.dtype), 0)
         baseline = jnp.sum(jnp.exp(log_others) * fx, axis=1)
         return dist.weighted_score(jnp.exp(log_weights) * (fx - baseline), at.x)
 
@@ -97,12 +98,11 @@ class UnorderedSet(Estimator):
 
 def log_probabilities(dist: Distribution) -> Float[Array, "... states"]:
     """log q of every state, normalised: shape `[*batch, states]`; none is rounded to 0."""
-    states = dist.enumerate()
-    batch = len(dist.batch_shape)
-    states = states.reshape(len(states), *(1,) * batch, *dist.event_shape)
-    states = jnp.broadcast_to(states, (len(states), *dist.batch_shape, *dist.event_shape))
-    log_probs = jnp.moveaxis(dist.log_prob(states), 0, -1)
-    return jax.nn.log_softmax(log_probs.astype(compute_dtype(log_probs)))
+    log_probs = jnp.moveaxis(dist.log_prob(dist.enumerate_batch()), 0, -1)
+    log_probs = jax.nn.log_softmax(log_probs.astype(compute_dtype(log_probs)))
+    # The exponential of this is 0 too, and differences of it are no NaN.
+    never = 2 * float(np.log(jnp.finfo(log_probs.dtype).tiny))
+    return jnp.where(log_probs == -jnp.inf, never, log_probs)
 
 
 @jax.jit

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from ..arrays import expand, scatter, split_slots, stack_slots, sum_of_events
+from ..arrays import check_whole, expand, scatter, split_slots, stack_slots, sum_of_events
 from ..distributions import Distribution, Joint
 
 
@@ -238,17 +239,15 @@ class CoordinateOperator(Operator):
 
 def systematic_sample(start: Int[Array, "..."], m: int, d: int) -> Int[Array, "... m"]:
     """`m` of `d` coordinates, evenly spaced: each is among them for `m` of the `d` starts."""
-    return (start[..., None] + d * jnp.arange(m, dtype=start.dtype)) // m
+    # ⌊(start + d j) / m⌋, where d j may be too large for 32 bits.
+    whole, rest = np.divmod(d * np.arange(m, dtype=np.int64), m)
+    whole, rest = (jnp.asarray(part, start.dtype) for part in (whole, rest))
+    return whole + (start[..., None] + rest) // m
 
 
 def check_num_coordinates(name: str, num_coordinates: Any) -> None:
-    if num_coordinates is None:
-        return
-    if not isinstance(num_coordinates, int) or num_coordinates < 1:
-        raise ValueError(
-            f"{name} needs a whole num_coordinates of 1 or more (or None: all), but was given "
-            f"{num_coordinates!r}."
-        )
+    if num_coordinates is not None:
+        check_whole(name, "num_coordinates", num_coordinates, 1, " (or None: all)")
 
 
 def check_damping(name: str, damping: float) -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..arrays import compute_dtype, expand, take
+from ..arrays import compute_dtype, expand, is_concrete, take
 from ..distributions.base import Distribution
 from .base import Operator, Row, check_state
 
@@ -41,8 +41,7 @@ class TransitionMatrix(Operator):
                 raise ValueError(
                     f"TransitionMatrix needs a matrix of shape [..., N, N], but was given {shape}."
                 )
-            tracer = jax.core.Tracer  # pyright: ignore[reportAttributeAccessIssue]
-            if not isinstance(self.matrix, tracer):
+            if is_concrete(self.matrix):
                 values = np.asarray(self.matrix, np.float64)
                 if (values < 0).any() or not np.allclose(values.sum(-1), 1, atol=1e-5):
                     raise ValueError(

@@ -26,8 +26,9 @@ class MLPSurrogate(NetworkSurrogate):
 
     def evaluate(self, cv, row, at):
         assert at.dfx is not None
-        x_j, f_j, df_j = others(at.x), others(at.fx), others(at.dfx)
+        x = at.x.astype(at.dfx.dtype)
+        x_j, f_j, df_j = others(x), others(at.fx), others(at.dfx)
         # t_j(x_k), then t_j at the neighbours of x_k.
-        t_self = sum_of_events(df_j * (at.x - x_j).astype(df_j.dtype), at.event_ndim)
+        t_self = sum_of_events(df_j * (x - x_j), at.event_ndim)
         t = t_self[..., None, None] + row.linear_change(df_j, at.x)
         return self.values(cv, f_j, t_self, t)
