@@ -18,18 +18,21 @@ from steingrad.experiments.estimators import DESCRIPTIONS
 from steingrad.experiments.report.figures import plot_curves
 from steingrad.experiments.report.metrics import METRICS
 
+OUT = Path("runs/digits")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--out", type=Path, default=Path("runs/digits"))
+    parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
 
     console = Console()
     runs = {}
     for name in ("rloo", "rodeo", "bronco"):
         folder = arguments.out / name
-        shutil.rmtree(folder, ignore_errors=True)  # a demonstration starts afresh
+        if arguments.out == OUT:  # a demonstration starts afresh
+            shutil.rmtree(folder, ignore_errors=True)
         config = Config(
             dataset="digits", estimator=name, steps=arguments.steps, layer_sizes=(50,),
             hidden=(100, 100), seeds=(1,),

@@ -5,6 +5,7 @@ import math
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -257,6 +258,18 @@ class TestCommandLine:
         monkeypatch.setattr(steingrad.cli, "train", interrupted)
         assert self.run("train", "--out", tmp_path) == 130
         assert capsys.readouterr().err.strip() == says
+
+    @pytest.mark.filterwarnings("default")
+    def test_a_run_to_resume_that_is_not_there(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.setattr(steingrad.cli, "train", lambda _, out, **__: SimpleNamespace(path=out))
+        main(["train", "--resume", "--out", str(tmp_path / "typo")])
+        assert "There is no run in" in capsys.readouterr().err
+
+    def test_tensorboard_that_is_not_there(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.setitem(sys.modules, "tensorboardX", None)
+        assert self.run("train", "--tensorboard", "--out", tmp_path / "run") == 1
+        assert "TensorBoard needs an extra" in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
 
     def test_unknown_dataset(self, capsys):
         assert self.run("train", "--dataset", "cifar") == 2

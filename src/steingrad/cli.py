@@ -139,6 +139,8 @@ class Train:
         if self.devices == "all":
             join()
         config = self.config
+        if self.resume and not Run.there(self.folder):
+            warnings.warn(f"There is no run in {self.folder}: it begins here.", stacklevel=2)
         devices = None if self.devices is None else Devices.of(self.devices, config.batch_size)
         if devices is not None and not devices.writes:
             follow(config, devices, schedule=self.schedule, data_dir=self.data_dir)
@@ -166,13 +168,15 @@ class Evaluate:
     split: Literal["train", "valid", "test"] = "test"
     batch_size: int = IMAGES_AT_A_TIME
     """Images at a time."""
+    data: Path | None = None
+    """Where the images of your own are that it was trained on, if they have moved."""
     data_dir: DataDir = None
 
     def run(self) -> None:
         for name, number in (("--samples", self.samples), ("--batch-size", self.batch_size)):
             if number < 1:
                 raise ConfigError(f"{name} must be 1 or more, not {number}.")
-        run, task, step, state = load_trained(self.run_folder, self.data_dir)
+        run, task, step, state = load_trained(self.run_folder, self.data_dir, self.data)
         images = getattr(task.dataset, self.split)
         for number, seed in enumerate(run.config.seeds):
             key = evaluation_key(seed, step)
@@ -208,6 +212,8 @@ class Sample:
     reconstructions."""
     seed: int = 0
     """For what is drawn."""
+    data: Path | None = None
+    """Where the images of your own are that it was trained on, if they have moved."""
     data_dir: DataDir = None
 
     def run(self) -> None:
@@ -217,7 +223,7 @@ class Sample:
             )
         if not 0 <= self.seed < NUMBERS:
             raise ConfigError(f"--seed must be between 0 and 2^31 - 1, not {self.seed}.")
-        _, task, _, state = load_trained(self.run_folder, self.data_dir)
+        _, task, _, state = load_trained(self.run_folder, self.data_dir, self.data)
         model = task.model(state, 0)
         prior_key, observe_key, x_key = jax.random.split(jax.random.key(self.seed), 3)
         drawn = np.asarray(sample_images(model, self.rows * self.columns, key=prior_key))

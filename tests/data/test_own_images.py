@@ -78,6 +78,7 @@ def test_folder_of_pictures(parts, tmp_path):
         ({"train": np.full((10, 4), np.nan)}, "values from nan to nan"),
         ({"train": np.full((10, 4), 256)}, "whole numbers from 0 to 255"),
         ({"train": np.full((10, 4), -1)}, "values from -1"),
+        ({"train": np.tile([0, 1], (10, 2))}, "0 and 1 alone, both nearly black"),
         ({"train": np.full((10, 4), 1j)}, "complex128"),
         ({"train": np.full((10, 4), "a")}, "no grey values"),
         ({"train": np.array([{}] * 10)}, "cannot be read as an .npz file of arrays"),
@@ -88,6 +89,14 @@ def test_folder_of_pictures(parts, tmp_path):
 def test_refused(arrays, message, tmp_path):
     with pytest.raises(DataError, match=message):
         load(stored(tmp_path / "own.npz", **arrays))
+
+
+def test_pictures_of_16_bits_are_refused(tmp_path):
+    for number in range(10):
+        image = Image.fromarray(np.full((2, 3), 20_000, np.uint16))
+        image.save(tmp_path / f"{number}.png")
+    with pytest.raises(DataError, match="more than 8 bits a pixel"):
+        load(str(tmp_path))
 
 
 def test_refused_files(tmp_path):

@@ -2,6 +2,8 @@
 
 import copy
 import io
+import threading
+import time
 
 import pytest
 
@@ -497,3 +499,25 @@ def test_a_first_pass_with_hardly_any_factor(factor):
 def test_inference_mode(make):
     with torch.inference_mode():
         assert make()(f, torch.zeros(4, 6)).shape == ()
+
+
+def test_threads_keep_their_objectives_apart():
+    """Modules with equal settings share what is compiled, and each call has its own f."""
+    entered, programs = threading.Event(), sgt.LocalExpectation(1)._programs
+    order = []
+
+    def second():
+        entered.wait()
+        with programs.evaluating(lambda x: x):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    with programs.evaluating(lambda x: 2 * x):
+        entered.set()
+        time.sleep(0.1)
+        assert programs.objective(1) == 2
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+    assert programs.objective is None

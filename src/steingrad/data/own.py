@@ -30,6 +30,12 @@ def read_own(path: Path) -> tuple[dict[str, Stack], dict[str, str]]:
         arrays, digest = _folder(path) if path.is_dir() else _npz(path)
     except DataError as error:
         raise DataError(f"{path} {error}") from error
+    whole = [array for array in arrays.values() if np.issubdtype(array.dtype, np.integer)]
+    if whole and max(array.max(initial=0) for array in whole) == 1:
+        raise DataError(
+            f"{path} has whole numbers 0 and 1 alone, both nearly black among grey values from 0 "
+            "to 255. Save them as bool, or as floating-point numbers."
+        )
     splits = {name: _pixels(name, array) for name, array in arrays.items()}
     if set(splits) == {"train"}:
         everything, number = splits["train"], np.arange(len(splits["train"]))
@@ -95,6 +101,11 @@ def _picture(path: Path) -> UInt8[np.ndarray, "height width"]:
 
     try:
         with Image.open(path) as image:
+            if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+                raise DataError(
+                    f"has the picture {path.name} with more than 8 bits a pixel ({image.mode}). "
+                    "Save it with 8, or put numbers from 0 to 1 into an .npz file."
+                )
             return np.asarray(image.convert("L"))
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise DataError(f"has the picture {path.name}, which cannot be read ({error}).") from error

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -63,6 +64,7 @@ class Programs:
         self.cv_learning_rate = cv_learning_rate
         self.optimizer = cv_optimizer(estimator, cv_learning_rate)
         self.objective: Callable[[np.ndarray], np.ndarray] | None = None
+        self._lock = threading.RLock()
         self._sizes: dict[tuple, tuple[int, int]] = {}
         self._checked: set[Any] = set()
         self.init = jax.jit(self._init, static_argnums=(0, 1))
@@ -108,12 +110,14 @@ class Programs:
 
     @contextlib.contextmanager
     def evaluating(self, objective: Callable[[np.ndarray], np.ndarray]):
-        """`objective` is what compiled functions call where they want f itself."""
-        outer, self.objective = self.objective, objective
-        try:
-            yield
-        finally:
-            self.objective = outer
+        """`objective` is what compiled functions call where they want f itself: one at a time,
+        whichever threads and modules share them."""
+        with self._lock:
+            outer, self.objective = self.objective, objective
+            try:
+                yield
+            finally:
+                self.objective = outer
 
     def _fresh(self, kind, state_shape, seeds):
         cv = self.estimator.init(key_of(seeds), kind(jnp.zeros(state_shape)))

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import threading
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,8 @@ import torch
 
 # Types that NumPy has none of go by dlpack.
 WITHOUT_NUMPY = (torch.bfloat16,)
+# PyTorch has one generator for all threads, which is set back while f is called again.
+GENERATORS = threading.RLock()
 
 
 def to_jax(tensor: torch.Tensor) -> Any:
@@ -71,16 +74,17 @@ class Surroundings(NamedTuple):
     def again(self):
         """The same random numbers and precision as there, without gradients; afterwards the
         generators go on from where they are now."""
-        now = _generator_states(self.device)
         enabled, dtype = self.autocast
         same = _autocast(self.device) == self.autocast  # asking is cheaper than setting
         cast = torch.autocast(self.device.type, dtype, enabled) if not same else None
-        _set_generator_states(self.device, self.states)
-        try:
-            with torch.no_grad(), cast or contextlib.nullcontext():
-                yield
-        finally:
-            _set_generator_states(self.device, now)
+        with GENERATORS:
+            now = _generator_states(self.device)
+            _set_generator_states(self.device, self.states)
+            try:
+                with torch.no_grad(), cast or contextlib.nullcontext():
+                    yield
+            finally:
+                _set_generator_states(self.device, now)
 
 
 def _autocast(device: torch.device) -> tuple[bool, torch.dtype]:

@@ -66,6 +66,16 @@ def test_one_run(tmp_path):
     assert "estimator RODEO" in settings.after[0]
 
 
+def test_datasets_of_the_same_name(tmp_path):
+    for number, folder in enumerate(("a", "b")):
+        config = Config(dataset=str(tmp_path / folder / "flowers.npz"), steps=500)
+        write_run(tmp_path / "runs" / folder, config, final=-10.0 * (number + 1))
+    first, second, _ = build(collect(tmp_path / "runs")).sections
+    assert first.name != second.name
+    assert "flowers" in second.title
+    assert str(tmp_path / "b") in second.title
+
+
 def test_the_best_of_runs_of_the_same_length(tmp_path):
     for steps, estimator in ((500, "rodeo"), (500, "rloo"), (900, "disarm")):
         config = replace(Config(estimator=estimator), steps=steps)

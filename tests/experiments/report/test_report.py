@@ -88,6 +88,13 @@ class TestTables:
         assert "paper −102.14 ± 0.06" in summary(report, "results")
         assert to_html(report).count('class="mark"') >= 1
 
+    def test_unequal_budgets_are_not_ranked(self, tmp_path):
+        for name, steps, final in (("rodeo", 1_000, -130.0), ("disarm", 500_000, -100.0)):
+            write_run(tmp_path / "runs" / name, short(MNIST[name], steps), final=final)
+        section = parts(report_of(tmp_path / "runs"), "train-elbo")
+        assert [part.title for part in section.parts] == [""]  # no order
+        assert not any(cells[0].best for cells in rows(section.parts[0]).values())
+
     def test_bound_of_k_samples_stands_beside_the_published_one(self, runs):
         tables = [p for p in parts(report_of(runs), "test-bound").parts if not p.words]
         assert [table.title for table in tables] == [

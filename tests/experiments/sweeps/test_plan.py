@@ -74,6 +74,8 @@ def test_table_names_every_status(tmp_path):
         Run.create(tmp_path / status, SMALL, {}, {}).update(status=status)
     Run.create(tmp_path / "further", dataclasses.replace(SMALL, steps=10**6), {}, {})
     (tmp_path / "further" / f"checkpoint-{SMALL.steps + 1:010d}.eqx").touch()
+    other = dataclasses.replace(SMALL, seeds=(7,))
+    Run.create(tmp_path / "other", other, {}, {}).update(status="finished")
     for number, content in enumerate(("{}", "[]", "no json")):
         (tmp_path / f"alien{number}").mkdir()
         (tmp_path / f"alien{number}" / "config.json").write_text(content)
@@ -81,7 +83,7 @@ def test_table_names_every_status(tmp_path):
     planned = plan(dict.fromkeys([*names, "nothing"], SMALL), tmp_path)
     statuses = {run.name: run.status for run in planned}
     assert statuses == {
-        **dict.fromkeys(["alien0", "alien1", "alien2"], "unreadable"),
+        **dict.fromkeys(["alien0", "alien1", "alien2", "other"], "unreadable"),
         "diverged": "diverged",
         "finished": "finished",
         "further": "beyond",

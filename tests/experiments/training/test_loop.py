@@ -15,7 +15,8 @@ from small_runs import PLAIN, SCHEDULE, SMALL, lines
 from steingrad import data
 from steingrad.experiments import Config, Diverged, Run, Schedule, summary, train
 from steingrad.experiments.estimators import DESCRIPTIONS
-from steingrad.experiments.training import Task
+from steingrad.experiments.training import Task, loop
+from steingrad.experiments.training.runs import RunError, checkpoint_step
 
 
 def test_a_run_is_a_folder(trained):
@@ -111,6 +112,46 @@ def test_seeds_together_agree_with_seeds_alone(tmp_path):
             assert a.keys() == b.keys()
             for name in a:
                 np.testing.assert_allclose(a[name], b[name], rtol=2e-4, atol=1e-5)
+
+
+def test_the_time_of_a_step_is_that_of_steps(tmp_path, monkeypatch):
+    """However often evaluations and checkpoints come in between."""
+    clock, compile_ = [0.0], loop._compile
+
+    def at_two_milliseconds(*given):
+        advance = compile_(*given)
+
+        def steps(state, start, stop):
+            clock[0] += 0.002 * (stop - start)
+            return advance(state, start, stop)
+
+        return steps
+
+    def slow_elbos(*_):
+        clock[0] += 100
+        return {}
+
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(loop, "_compile", at_two_milliseconds)
+    monkeypatch.setattr(loop, "elbos", slow_elbos)
+    schedule = Schedule(report_every=20, eval_every=15, checkpoint_every=5)
+    run = train(PLAIN, tmp_path / "run", schedule=schedule, quiet=True)
+    times = [line["ms_per_step"] for line in run.metrics() if "ms_per_step" in line]
+    assert times == pytest.approx([2.0] * 3)
+
+
+def test_slow_steps_are_kept_before_a_checkpoint_is_due(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "UNSAVED", 0.0)
+    schedule = Schedule(report_every=20, checkpoint_every=0)
+    run = train(PLAIN, tmp_path / "run", schedule=schedule, quiet=True)
+    assert [checkpoint_step(path) for path in run.checkpoints()] == [60, 40]
+
+
+def test_images_that_the_residual_network_cannot_halve(tmp_path):
+    np.savez(tmp_path / "ten.npz", train=np.zeros((40, 10, 10)))
+    config = Config(dataset=str(tmp_path / "ten.npz"), network="resnet", batch_size=5)
+    with pytest.raises(RunError, match="must divide by 4"):
+        Task.load(config)
 
 
 def test_divergence(tmp_path):

@@ -13,13 +13,15 @@ import time
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from marks import slow
-from small_runs import SCHEDULE, SMALL, lines
+from small_runs import PLAIN, SCHEDULE, SMALL, lines
 from steingrad.experiments import Run, RunError, Schedule, train
 from steingrad.experiments.training.lock import sole_owner
 from steingrad.experiments.training.resume import environments
+from steingrad.experiments.training.task import load_trained
 
 
 def command(*arguments):
@@ -142,6 +144,26 @@ def test_a_finished_run_is_left_alone(trained):
     again = train(SMALL, trained.path, schedule=SCHEDULE, resume=True, quiet=True)
     assert again.status == "finished"
     assert (trained.path / "metrics.jsonl").read_bytes() == before
+
+
+def test_images_of_one_s_own_are_those_of_the_run(tmp_path):
+    """Wherever they are now, and nothing else in their place."""
+    images = np.random.default_rng(0).random((60, 4, 4))
+    place, moved = tmp_path / "own.npz", tmp_path / "moved.npz"
+    np.savez(place, train=images)
+    config = dataclasses.replace(PLAIN, dataset=str(place), steps=5)
+    train(config, tmp_path / "run", quiet=True)
+    place.rename(moved)
+    with pytest.raises(RunError, match="is not there any more"):
+        load_trained(tmp_path / "run")
+    assert load_trained(tmp_path / "run", own=moved)[2] == 5
+    further = dataclasses.replace(config, dataset=str(moved), steps=6)
+    assert train(further, tmp_path / "run", resume=True, quiet=True).status == "finished"
+    np.savez(place, train=1 - images)
+    with pytest.raises(RunError, match="was trained on other data files"):
+        load_trained(tmp_path / "run", own=place)
+    with pytest.raises(RunError, match="was trained on other data files"):
+        train(config, tmp_path / "run", resume=True, quiet=True)
 
 
 def test_another_configuration_is_refused(trained):

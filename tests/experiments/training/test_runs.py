@@ -1,16 +1,19 @@
 """Run folders: what is read, what is refused."""
 
 import dataclasses
+import errno
 import json
 import math
+import os
 import shutil
+import subprocess
 
 import jax.numpy as jnp
 import pytest
 
 from small_runs import SMALL
 from steingrad.experiments import Config, Run, RunError
-from steingrad.experiments.training import Task
+from steingrad.experiments.training import Task, runs
 
 
 def rewrite(path, **fields):
@@ -99,6 +102,41 @@ def test_other_content(tmp_path, content, says):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(RunError, match=says):
         Run(tmp_path)
+
+
+def test_a_disk_that_is_full(tmp_path, monkeypatch):
+    """A sentence with the file's name; half of a file is not left behind."""
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = Run.create(tmp_path / "run", SMALL, {}, {})
+    before = sorted(path.name for path in run.path.iterdir())
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match=r"config.json cannot be written: No space left"):
+        run.update(status="finished")
+    assert sorted(path.name for path in run.path.iterdir()) == before
+    assert Run(run.path).status == "running"
+
+
+def test_the_commit_is_of_our_own_files(tmp_path, monkeypatch):
+    """Not that of the repository around a virtual environment."""
+    git = lambda *command: subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@b", *command], cwd=tmp_path, check=True
+    )
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "theirs")
+    installed = tmp_path / "runs.py"
+    installed.write_text("")
+    monkeypatch.setattr(runs, "__file__", str(installed))
+    assert runs._commit() is None
+    git("add", "runs.py")
+    git("commit", "-q", "-m", "ours")
+    commit = runs._commit()
+    assert commit is not None
+    assert len(commit) == 40
+    installed.write_text("changed")
+    assert runs._commit() == f"{commit}-dirty"
 
 
 def test_no_folder(tmp_path):

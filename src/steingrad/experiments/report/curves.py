@@ -158,7 +158,9 @@ def _table(
     for entry, own in numbers.items():
         samples = entry.config.samples
         rivals = [
-            other for e, other in numbers.items() if e.config.samples == samples and not e.biased
+            other
+            for e, other in numbers.items()
+            if e.config.samples == samples and not e.biased and found[e].steps == found[entry].steps
         ]
         cells = []
         for place, (metric, number) in enumerate(zip(metrics, own, strict=True)):

@@ -47,7 +47,7 @@ def experiment_tables(experiment: Experiment, found: Mapping[Entry, Group]) -> l
         numbers = {entry: number for entry, number in numbers.items() if number is not None}
         if numbers:
             tables.append(_table(experiment, metric, numbers, found))
-            tables += _ordering(experiment, metric, numbers)
+            tables += _ordering(experiment, metric, numbers, found)
     return tables
 
 
@@ -129,7 +129,11 @@ def _cell(
     ours, group = numbers[entry], found[entry]
     seeds = ", ".join(map(str, group.seeds))
     title = f"{plural(group.steps, 'step')}; {'seeds' if len(group.seeds) > 1 else 'seed'} {seeds}"
-    unbiased = [numbers.get(rival) for rival in rivals if not rival.biased]
+    unbiased = [
+        numbers.get(rival)
+        for rival in rivals
+        if not rival.biased and rival in found and found[rival].steps == group.steps
+    ]
     best = not entry.biased and is_best(metric, ours, unbiased)
     if timing:
         milliseconds = f"{significant(ours)} ms"
@@ -186,10 +190,13 @@ def _timing_sentence(experiment: Experiment, groups: Sequence[Group]) -> str:
 
 
 def _ordering(
-    experiment: Experiment, metric: str, numbers: Mapping[Entry, Estimate]
+    experiment: Experiment,
+    metric: str,
+    numbers: Mapping[Entry, Estimate],
+    found: Mapping[Entry, Group],
 ) -> list[Table]:
     """From best to worst of the unbiased, ours and the paper's, in each task where two have a
-    published number."""
+    published number and all have as many steps."""
     numbers = {entry: number for entry, number in numbers.items() if not entry.biased}
     tasks: dict[tuple, list[Entry]] = {}
     for entry in numbers:
@@ -201,7 +208,7 @@ def _ordering(
     for entries in tasks.values():
         published = {entry: experiment.published(entry, metric) for entry in entries}
         paper = {entry: number.mean for entry, number in published.items() if number}
-        if len(paper) < 2:
+        if len(paper) < 2 or len({found[entry].steps for entry in entries}) > 1:
             continue
         ours = sorted(entries, key=lambda entry: sign * numbers[entry].mean)
         theirs = sorted(paper, key=lambda entry: sign * paper[entry])

@@ -11,7 +11,8 @@ from rich.table import Table
 from ..display import duration
 from ..paper import grid
 from ..paper.settings import run_name
-from ..training.config import Config, ConfigError
+from ..training.config import Config, ConfigError, differences
+from ..training.resume import MAY_CHANGE
 from ..training.runs import Run, RunError, checkpoint_step
 from .costs import Costs
 
@@ -136,6 +137,8 @@ def _status(folder: Path, config: Config) -> tuple[Any, int]:
         run = Run(folder)
     except RunError:
         return "unreadable", 0  # the worker says why
+    if set(differences(run.config, config)) - set(MAY_CHANGE):
+        return "unreadable", 0  # a run of another configuration, under this name
     step = max(map(checkpoint_step, run.checkpoints()), default=0)
     if run.status == "finished" and run.config.steps >= config.steps:
         return "finished", run.config.steps

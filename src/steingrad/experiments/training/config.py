@@ -1,6 +1,7 @@
 """Everything that defines a run: checked when built, written to `config.json`."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin
@@ -386,8 +387,8 @@ def _check_values(settings: Mapping[str, Any]) -> None:
     if settings["steps"] >= NUMBERS:
         raise ConfigError(f"steps must be below 2^31, not {settings['steps']}.")
     for name in ("learning_rate", "cv_learning_rate"):
-        if not settings[name] > 0:
-            raise ConfigError(f"{name} must be above 0, not {settings[name]}.")
+        if not 0 < settings[name] < math.inf:
+            raise ConfigError(f"{name} must be above 0, and finite, not {settings[name]}.")
     sizes, hidden, seeds = (settings[name] for name in ("layer_sizes", "hidden", "seeds"))
     if not sizes or min(sizes) < 1 or min(hidden, default=1) < 1:
         raise ConfigError(

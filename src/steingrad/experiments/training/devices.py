@@ -98,7 +98,9 @@ def join(environment: Mapping[str, str] = os.environ) -> None:
                 f"{processes}."
             )
         _initialize(environment[ADDRESS], processes, process)
-    elif any(int(environment.get(name) or 1) > 1 for name in CLUSTERS):
+    elif any(
+        environment.get(name, "").isdigit() and int(environment[name]) > 1 for name in CLUSTERS
+    ):
         _initialize()
 
 

@@ -22,7 +22,10 @@ from .schedule import Schedule
 from .step import State
 from .summary import report_lines
 from .task import Task
-from .tensorboard import tensorboard as tensorboard_writer
+from .tensorboard import events, writer_class
+
+# Seconds after which a checkpoint is written though none is due: the most that can be lost.
+UNSAVED = 300.0
 
 Emit = Callable[[dict[str, Any]], None]
 """Takes a line of metrics."""
@@ -51,6 +54,7 @@ def train(
     `follow`.
     """
     schedule = schedule or Schedule()
+    writer = writer_class() if tensorboard else None  # refused before anything is written
     if not resume:
         Run.refuse_existing(out)  # before the data are loaded
     task = Task.load(config, data_dir, devices)
@@ -64,8 +68,8 @@ def train(
             return run
         display = stack.enter_context(Display(config, step, quiet))
         sinks: list[Emit] = [run.append]
-        if tensorboard:
-            sinks.append(stack.enter_context(tensorboard_writer(run.path, config.seeds)))
+        if writer is not None:
+            sinks.append(stack.enter_context(events(writer, run.path, config.seeds, step)))
 
         def emit(metrics):
             for sink in sinks:
@@ -119,12 +123,14 @@ def _steps(
     devices = task.trainer.devices
     here = (lambda state: state) if devices is None else devices.here
     advance = _compile(task, state, display)
-    reported_step, reported_time = step, time.perf_counter()
+    reported_step, seconds, saved = step, 0.0, time.monotonic()
     while step < steps:
         start, step = step, schedule.next_stop(step, steps, task.trainer.max_steps)
+        began = time.perf_counter()
         state = advance(state, start, step)
         if not bool(_all_finite(state)):
             raise _diverged(run, start, step)
+        seconds += time.perf_counter() - began  # evaluations and checkpoints are no steps
         display.advance(step)
         reported = state
         if schedule.due("report", step, steps):
@@ -132,18 +138,17 @@ def _steps(
         if run is None:
             continue
         if schedule.due("report", step, steps):
-            elapsed = time.perf_counter() - reported_time
-            lines = report_lines(task, here(reported), step, reported_step, elapsed)
+            lines = report_lines(task, here(reported), step, reported_step, seconds)
             for line in lines:
                 emit(line)
             display.report(lines)
-            reported_step, reported_time = step, time.perf_counter()
+            reported_step, seconds = step, 0.0
         if schedule.eval_every and schedule.due("eval", step, steps) and step < steps:
             for number, seed in enumerate(config.seeds):
                 emit({"step": step, "seed": seed, **elbos(task, here(state), number, step)})
-            reported_time = time.perf_counter()
-        if schedule.due("checkpoint", step, steps):
+        if schedule.due("checkpoint", step, steps) or time.monotonic() - saved > UNSAVED:
             run.save(step, here(state))
+            saved = time.monotonic()
     return state
 
 

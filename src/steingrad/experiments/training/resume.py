@@ -4,10 +4,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from ...data import is_own
 from .config import differences, to_json
 from .runs import FORMAT, Run, RunError, Stored, environment
 from .step import State
-from .task import Task
+from .task import Task, check_data
 
 # Settings that may change when a run goes on: they leave the steps already made as they are.
 MAY_CHANGE = ("steps", "bound_samples")
@@ -78,8 +79,12 @@ def _check_same(run: Run, task: Task) -> None:
             f"{run.record['format']} of run folders), and only that version can go on with it. "
             "Name another folder to begin anew."
         )
+    check_data(run, task)
     changed = differences(run.config, task.config)
-    refused = {name: both for name, both in changed.items() if name not in MAY_CHANGE}
+    may_change = MAY_CHANGE
+    if is_own(run.config.dataset) and is_own(task.config.dataset):
+        may_change += ("dataset",)  # the same images under another path
+    refused = {name: both for name, both in changed.items() if name not in may_change}
     if refused:
         listed = "; ".join(
             f"{name} is {stored} there and {given} here"
@@ -88,11 +93,6 @@ def _check_same(run: Run, task: Task) -> None:
         raise RunError(
             f"{run.path} holds a run of another configuration: {listed}. Give the same settings, "
             "or name another folder."
-        )
-    if run.record["data_files"] != task.dataset.files:
-        raise RunError(
-            f"{run.path} was trained on other data files: {run.record['data_files']} there, "
-            f"{dict(task.dataset.files)} here."
         )
 
 

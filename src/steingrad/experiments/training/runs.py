@@ -29,10 +29,18 @@ CHECKPOINT = re.compile(r"checkpoint-(\d+)\.eqx")
 def write_atomically(path: Path, content: bytes) -> None:
     """The file has its old content or all of the new one, whatever happens on the way."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # half a file would fill a disk that is full already
+            temporary.unlink()
+        raise RunError(
+            f"{path} cannot be written: {error.strerror}. What was there before is as it was. Make "
+            "room, and give the command again (a run goes on with --resume)."
+        ) from None
     with contextlib.suppress(OSError):  # the new name too; not every system can
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -329,15 +337,17 @@ def _cores() -> int | None:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree, if steingrad runs from one."""
+    """The commit of the source tree, if steingrad runs from one: its files are in it. (The
+    repository around a virtual environment is somebody else's.)"""
+    here = Path(__file__)
+    known = _git("ls-files", "--error-unmatch", here.name, cwd=here.parent)
+    describe = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    return _git(*describe, cwd=here.parent) if known else None
+
+
+def _git(*command: str, cwd: Path) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-        )
+        done = subprocess.run(["git", *command], cwd=cwd, capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from ... import data
 from ...models import VAE
+from ...models.resnet import check_shape
 from .config import Config
 from .devices import Devices
 from .runs import Run, RunError
@@ -38,6 +39,11 @@ class Task:
                 f"batch_size {config.batch_size} is more than the {len(dataset.train)} training "
                 f"images of {config.dataset}."
             )
+        if config.network == "resnet":
+            try:
+                check_shape(dataset.image_shape)
+            except ValueError as error:
+                raise RunError(f"{config.dataset}: {error}") from None
         # Shapes only: the arrays come with each state.
         model = eqx.filter_eval_shape(partial(config.build_model, dataset), jax.random.key(0))
         estimators = config.build_estimators(dataset.train.shape[1])
@@ -66,10 +72,36 @@ def steps_per_dispatch(config: Config) -> int:
     return 1 if alone else STEPS_PER_DISPATCH
 
 
-def load_trained(path: Path, data_dir: Path | None = None) -> tuple[Run, Task, int, State]:
-    """A stored run with its newest good state."""
-    run = Run(path)
-    task = Task.load(run.config, data_dir)
+def check_data(run: Run, task: Task) -> None:
+    """Raise unless the data are those that the run was trained on. Those of one's own may have
+    another name."""
+    stored, given = dict(run.record["data_files"]), dict(task.dataset.files)
+    same = stored == given
+    if data.is_own(run.config.dataset) and data.is_own(task.config.dataset):
+        same = sorted(stored.values()) == sorted(given.values())
+    if not same:
+        raise RunError(f"{run.path} was trained on other data files: {stored} there, {given} here.")
+
+
+def load_trained(
+    path: Path, data_dir: Path | None = None, own: Path | None = None
+) -> tuple[Run, Task, int, State]:
+    """A stored run with its newest good state; `own` is where images of one's own are now."""
+    run, config = Run(path), Run(path).config
+    if own is not None:
+        if not data.is_own(config.dataset):
+            raise RunError(
+                f"{path} was trained on {config.dataset}, not on images of your own: leave --data "
+                "out."
+            )
+        config = dataclasses.replace(config, dataset=str(own.absolute()))
+    elif data.is_own(config.dataset) and not Path(config.dataset).exists():
+        raise RunError(
+            f"{path} was trained on {config.dataset}, which is not there any more. Say where it is "
+            "now with --data."
+        )
+    task = Task.load(config, data_dir)
+    check_data(run, task)
     found = run.load(task.initial_state())
     if found is None:
         raise RunError(

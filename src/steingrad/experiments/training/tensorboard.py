@@ -9,16 +9,24 @@ from .runs import RunError
 from .summary import numbers_of
 
 
-@contextlib.contextmanager
-def tensorboard(path: Path, seeds: tuple[int, ...]) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that writes a line of metrics, to a folder for each seed."""
+def writer_class() -> Any:
     try:
         from tensorboardX import SummaryWriter  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise RunError(
             "TensorBoard needs an extra: pip install 'steingrad[tensorboard]'."
         ) from None
-    writers = {seed: SummaryWriter(str(path / "tensorboard" / f"seed-{seed}")) for seed in seeds}
+    return SummaryWriter
+
+
+@contextlib.contextmanager
+def events(
+    writer: Any, path: Path, seeds: tuple[int, ...], step: int
+) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that writes a line of metrics, to a folder for each seed. What an interrupted run
+    wrote after `step`, from where it goes on, is not shown any more."""
+    folders = {seed: str(path / "tensorboard" / f"seed-{seed}") for seed in seeds}
+    writers = {seed: writer(folder, purge_step=step + 1) for seed, folder in folders.items()}
 
     def write(line: dict[str, Any]) -> None:
         for name, value in numbers_of(line).items():
