@@ -29,7 +29,12 @@ EXPECTED = {
 
 @pytest.mark.parametrize(
     "name",
-    ["README.md", "docs/add-an-estimator.md", *slow("docs/objectives.md", "docs/sequences.md")],
+    [
+        "README.md",
+        "docs/index.md",
+        "docs/add-an-estimator.md",
+        *slow("docs/objectives.md", "docs/sequences.md"),
+    ],
 )
 def test_code_runs(name):
     blocks = python_blocks(name)

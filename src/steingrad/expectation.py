@@ -57,10 +57,12 @@ def expectation(
     Reverse-mode differentiation gives
 
     - with respect to the distribution: the estimator's unbiased $g \approx \nabla_\eta E[f]$;
-    - with respect to `cv`, the control variates: the gradient of the mean over all numbers in
-      $g'$ of their squares, $g'$ being the gradient actually passed on. That is a convention:
-      $E[f]$ does not depend on `cv`. It carries the square of the incoming cotangent, so that
-      descending it lowers the variance whatever sign and scale the expectation has in the loss;
+    - with respect to `cv`, the control variates: what `cv_optimizer(estimator)` takes. That is a
+      convention: $E[f]$ does not depend on `cv`. Where they are learned by descent, it is the
+      gradient of the mean over all numbers in $g'$ of their squares, $g'$ being the gradient
+      actually passed on. It carries the square of the incoming cotangent, so that descending it
+      lowers the variance whatever sign and scale the expectation has in the loss. Where they are
+      sums or averages (`Bronco`, `Lariat`), it is the change of these, whatever the loss;
     - with respect to `args` and what `f` closes over: the ordinary gradient of the mean of $f$.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
