@@ -6,6 +6,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from timing import RESULTS
 
+from steingrad.experiments.estimators import DESCRIPTIONS
+
 OUT = Path(__file__).parent.parent / "docs" / "performance.png"
 
 
@@ -14,9 +16,9 @@ def main() -> None:
     bars = []
     for samples in (2, 3):
         for name, numbers in load(f"steps-k{samples}")["steps"].items():
-            bars.append((f"{name}, K = {samples}", numbers))
+            bars.append((f"{label(name)}, K = {samples}", numbers))
     for row, (name, numbers) in enumerate(reversed(bars)):
-        colour = "black" if name.startswith("rodeo") else "0.65"
+        colour = "black" if name.startswith(("RODEO", "Lariat", "Bronco")) else "0.65"
         times.barh(row, numbers["ratio"], color=colour)
         times.plot([numbers["ratio_low"], numbers["ratio_high"]], [row, row], color="tab:orange")
         times.text(numbers["ratio_high"] + 0.03, row, f"{numbers['ratio']:.2f}", va="center")
@@ -27,12 +29,21 @@ def main() -> None:
         trade.barh(row, cost(numbers), color="black" if name == "rodeo" else "0.65")
         text = f"{numbers['variance_ratio']:.2f} × {numbers['ratio']:.2f}"
         trade.text(cost(numbers) + 0.02, row, text, va="center", fontsize=8)
-    trade.set_yticks(range(len(settings)), [name for name, _ in reversed(settings)])
+    trade.set_yticks(range(len(settings)), [label(name) for name, _ in reversed(settings)])
     trade.set(xlabel="variance × time, ratio to RLOO", xlim=(0, 1.45))
     for axes in (times, trade):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(OUT, dpi=130)
     print(OUT)
+
+
+def label(name: str) -> str:
+    """As elsewhere: stored results name estimators as the command line does."""
+    known, _, rest = name.partition(",")
+    if known == "bare RLOO":
+        return "RLOO by hand"
+    shown = DESCRIPTIONS[known].label if known in DESCRIPTIONS else known
+    return f"{shown},{rest}" if rest else shown
 
 
 def cost(numbers: dict) -> float:

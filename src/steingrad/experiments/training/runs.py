@@ -319,7 +319,7 @@ def environment() -> dict[str, Any]:
     packages = ("steingrad", "jax", "jaxlib", "equinox", "optax", "numpy")
     return {
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "device": jax.devices()[0].device_kind,
         "cores": _cores(),
         "versions": {name: importlib.metadata.version(name) for name in packages},
