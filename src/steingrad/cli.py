@@ -3,8 +3,11 @@
 `steingrad --version` says which version this is.
 """
 
+import ast
 import dataclasses
+import inspect
 import io
+import itertools
 import sys
 import warnings
 from functools import partial
@@ -49,14 +52,31 @@ from .experiments.training.runs import checkpoints
 from .experiments.training.stored import json_line
 from .models import reconstruct, sample_images
 
-DataDir = Annotated[
-    Path | None,
-    tyro.conf.arg(help="Where the datasets are (default: $STEINGRAD_DATA_DIR, then the cache)."),
-]
-DATA = (
-    "Images of your own, in place of --dataset: an .npz file with an array train of shape [images, "
-    "height, width] (and valid and test), or a folder of pictures of one size."
-)
+
+def _readable(command: type) -> Any:
+    """The same options for tyro: the docstring of each on one line, and nothing about None, neither
+    as a value nor as the default."""
+    (tree,) = ast.parse(inspect.getsource(command)).body
+    assert isinstance(tree, ast.ClassDef)
+    texts = {}
+    for field, after in itertools.pairwise(tree.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
+            assert isinstance(field.target, ast.Name)
+            texts[field.target.id] = " ".join(ast.literal_eval(after.value).split())
+    kinds, fields = get_type_hints(command, include_extras=True), []
+    for field in dataclasses.fields(command):
+        kind, optional = kinds[field.name], field.default is None
+        about: dict[str, Any] = {}
+        if optional:
+            about = {"metavar": _metavar(None, kind), "help_behavior_hint": ""}
+        if field.name in texts:
+            kind = Annotated[kind, tyro.conf.arg(help=texts[field.name], **about)]
+        again = dataclasses.field(default=field.default, default_factory=field.default_factory)
+        fields.append((field.name, kind, again))
+    own = {"__doc__": command.__doc__}
+    return dataclasses.make_dataclass(
+        command.__name__, fields, bases=(command,), namespace=own, frozen=True
+    )
 
 
 def _settings() -> Any:
@@ -82,11 +102,16 @@ def _metavar(choices: tuple[str, ...] | None, kind: Any) -> str:
     """What stands for the value in the help (not tyro's, which would offer None)."""
     if choices:
         return "{" + ",".join(choices) + "}"
-    numbers = "INT" if "int" in str(kind) else "FLOAT"
-    return f"[{numbers} ...]" if "tuple" in str(kind) else numbers
+    kind = str(kind)
+    names = {"Path": "PATH", "int": "INT", "float": "FLOAT", "str": "STR"}
+    name = next(shown for known, shown in names.items() if known in kind)
+    name = "{all}|" + name if "'all'" in kind else name
+    return f"[{name} ...]" if "tuple" in kind else name
 
 
-Settings = _settings()
+Settings, ScheduleOptions, SelectionOptions = (
+    _settings(), _readable(Schedule), _readable(Selection),
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +120,7 @@ class Train:
 
     settings: Settings  # pyright: ignore[reportInvalidTypeForm]
     """What is trained, and how."""
-    schedule: Schedule = dataclasses.field(default_factory=Schedule)
+    schedule: ScheduleOptions = dataclasses.field(default_factory=ScheduleOptions)  # pyright: ignore[reportInvalidTypeForm]
     preset: Literal["none", "paper"] = "none"
     """`paper`: the published settings for this dataset, likelihood and number of layers; flags
     given beside it win."""
@@ -106,8 +131,11 @@ class Train:
     """The run folder (default: a name made of the settings, under runs/)."""
     resume: bool = False
     """Go on with the run in that folder, from its newest good checkpoint."""
-    data: Annotated[Path | None, tyro.conf.arg(help=DATA)] = None
-    data_dir: DataDir = None
+    data: Path | None = None
+    """Images of your own, in place of --dataset: an .npz file with an array train of shape [images,
+    height, width] (and valid and test), or a folder of pictures of one size."""
+    data_dir: Path | None = None
+    """Where the datasets are (default: $STEINGRAD_DATA_DIR, then the cache)."""
     tensorboard: bool = False
     """Also write the metrics for TensorBoard, into the run folder."""
     devices: Literal["all"] | int | None = None
@@ -170,7 +198,8 @@ class Evaluate:
     """Images at a time."""
     data: Path | None = None
     """Where the images of your own are that it was trained on, if they have moved."""
-    data_dir: DataDir = None
+    data_dir: Path | None = None
+    """Where the datasets are (default: $STEINGRAD_DATA_DIR, then the cache)."""
 
     def run(self) -> None:
         for name, number in (("--samples", self.samples), ("--batch-size", self.batch_size)):
@@ -214,7 +243,8 @@ class Sample:
     """For what is drawn."""
     data: Path | None = None
     """Where the images of your own are that it was trained on, if they have moved."""
-    data_dir: DataDir = None
+    data_dir: Path | None = None
+    """Where the datasets are (default: $STEINGRAD_DATA_DIR, then the cache)."""
 
     def run(self) -> None:
         if min(self.columns, self.rows) < 1:
@@ -271,8 +301,8 @@ class Report:
 class Reproduce:
     """Carry out the paper's experiments, or what is left of them."""
 
-    selection: Selection
-    schedule: Schedule = dataclasses.field(default_factory=Schedule)
+    selection: SelectionOptions  # pyright: ignore[reportInvalidTypeForm]
+    schedule: ScheduleOptions = dataclasses.field(default_factory=ScheduleOptions)  # pyright: ignore[reportInvalidTypeForm]
     workers: int | None = None
     """Runs at a time, each with its share of the cores (default: 1; with Ray one for each node)."""
     out: Path = Path("runs/reproduce")
@@ -286,7 +316,8 @@ class Reproduce:
     apart on a CPU)."""
     dry_run: bool = False
     """List the runs with their estimated time, and stop."""
-    data_dir: DataDir = None
+    data_dir: Path | None = None
+    """Where the datasets are (default: $STEINGRAD_DATA_DIR, then the cache)."""
 
     def run(self) -> None:
         self.selection.configs()  # what is wrong with it is said before anything starts
@@ -336,7 +367,8 @@ class Data:
 
     action: tyro.conf.Positional[Literal["list"]]
     """`list`: a line for each dataset."""
-    data_dir: DataDir = None
+    data_dir: Path | None = None
+    """Where the datasets are (default: $STEINGRAD_DATA_DIR, then the cache)."""
 
     def run(self) -> None:
         rows = Table("dataset", "found", "images", "train / valid / test", "files", "where")
@@ -372,13 +404,13 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"steingrad {__version__}")
             return
         named = tyro.conf.subcommand
-        commands = Union[  # noqa: UP007 (tyro reads it)
-            Annotated[Train, named("train")],
-            Annotated[Evaluate, named("evaluate")],
-            Annotated[Sample, named("sample")],
-            Annotated[Report, named("report")],
-            Annotated[Reproduce, named("reproduce")],
-            Annotated[Data, named("data")],
+        commands: Any = Union[  # noqa: UP007 (tyro reads it)
+            Annotated[_readable(Train), named("train")],
+            Annotated[_readable(Evaluate), named("evaluate")],
+            Annotated[_readable(Sample), named("sample")],
+            Annotated[_readable(Report), named("report")],
+            Annotated[_readable(Reproduce), named("reproduce")],
+            Annotated[_readable(Data), named("data")],
         ]
         flat = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
         command = tyro.cli(
