@@ -1,5 +1,7 @@
 """The front door: derivatives, conventions, transformations, types, errors."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -286,6 +288,22 @@ def test_an_operator_made_of_the_logits():
     logits = jnp.array([0.3, -0.4])
     constant = jnp.broadcast_to(sg.Bernoulli(logits).probabilities(), (4, 4))
     np.testing.assert_array_equal(jax.grad(loss)(logits), jax.grad(loss)(logits, constant))
+
+
+def test_a_value_alone_needs_no_control_variates():
+    f = lambda x: jnp.sum(x, axis=-1)
+    value = sg.expectation(f, sg.Bernoulli(jnp.full(3, 50.0)), RODEO, key=jax.random.key(0))
+    assert float(value) == 3
+
+
+def test_exact_sums_take_an_optional_key_as_none():
+    q, key = sg.Bernoulli(jnp.zeros(3)), jax.random.key(0)
+    optional = lambda x, key=None: jnp.sum(x, axis=-1) * (1 if key is None else 2)
+    assert float(sg.exact_expectation(optional, q)) == 1.5
+    needed = lambda x, key: jnp.sum(x, axis=-1) * jax.random.uniform(key)
+    with pytest.raises(ValueError, match="no sum over states is exact"):
+        sg.exact_expectation(needed, q)
+    sg.exact_expectation(functools.partial(needed, key=key), q)
 
 
 W = jnp.ones(3)

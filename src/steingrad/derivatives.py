@@ -1,7 +1,5 @@
 """What estimates may be differentiated by, and how that is shared among devices."""
 
-import functools
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -105,32 +103,6 @@ def drawn_with(parameters: Any, estimates: Any, message: str = DRAWN) -> Any:
 def stop_gradient(tree: Any) -> Any:
     """The same arrays as constants; other leaves as they are."""
     return _on_inexact(jax.lax.stop_gradient, tree)
-
-
-def closed_over(*functions: Any) -> tuple[Any, ...]:
-    """The arrays that JAX is tracing among those that functions close over: a distribution keeps
-    them as leaves beside the functions, for `drawn_with` to see that they are constants."""
-    tracer = jax.core.Tracer  # pyright: ignore[reportAttributeAccessIssue]
-    seen, found, left = set(), [], list(functions)
-    while left:
-        leaf = left.pop()
-        if id(leaf) in seen:
-            continue
-        seen.add(id(leaf))
-        if isinstance(leaf, tracer):
-            found.append(leaf)
-        elif isinstance(leaf, functools.partial):
-            left += [leaf.func, *leaf.args, *leaf.keywords.values()]
-        elif inspect.ismethod(leaf):
-            left += [leaf.__self__, leaf.__func__]
-        elif inspect.isfunction(leaf):
-            kept = inspect.getclosurevars(leaf).nonlocals.values()
-            left += [*kept, *(leaf.__defaults__ or ())]
-        elif hasattr(leaf, "__wrapped__"):
-            left.append(leaf.__wrapped__)
-        else:
-            left += [inner for inner in jax.tree.leaves(leaf) if inner is not leaf]
-    return tuple(filter(eqx.is_inexact_array, found))
 
 
 def _on_inexact(guard: Callable, tree: Any) -> Any:

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from .arrays import mean
 from .distributions import Distribution
-from .objective import bind, takes_key
+from .objective import bind, needs_key
 
 
 def exact_expectation(
@@ -24,7 +24,7 @@ def exact_expectation(
     >>> float(exact_expectation(lambda x: jnp.prod(x, -1), sg.Bernoulli(jnp.zeros(3))))
     0.125
     """
-    if takes_key(f):
+    if needs_key(f):
         raise ValueError(
             "An f that takes a key is random: no sum over states is exact. Bind the key, "
             "functools.partial(f, key=key), for one draw of its noise; or take the mean of many "

@@ -95,7 +95,8 @@ def expectation(
     check_call(f, dist, estimator, key, args)
     f = _on_batches(f, batched, in_axes)
     check_gradient(estimator, f)
-    check_cv(estimator, cv, dist)
+    if cv is not None:  # the value alone needs none
+        check_cv(estimator, cv, dist)
     parameters, args, context, key = on_each_device(
         (dist.parameters, as_jax_arrays(args), context, key), like=(cv, dist)
     )
@@ -111,6 +112,7 @@ def expectation(
         relaxation = _on_batches(relaxation, batched, in_axes)
         relaxed = lambda key, x, *args: bind(relaxation, dist, key, relaxed=True)(x, *args)
         relaxed = eqx.filter_closure_convert(relaxed, key, struct, *args)
+    closed_over = dist.closed_over()
     try:
         value = _expectation(
             reverse_only((dist.parameters, cv, (keyed, args))),
@@ -119,10 +121,11 @@ def expectation(
             (*stop_gradient((context, relaxed)), has_aux),
         )
     except jax.errors.UnexpectedTracerError as error:
-        # A function of the distribution closes over what is being differentiated.
-        raise TypeError(CONSTANT) from error
+        if closed_over:
+            raise TypeError(CONSTANT) from error
+        raise
     constants = dist.with_parameters(stop_gradient(dist.parameters))
-    return drawn_with(constants, value, CONSTANT)
+    return drawn_with((constants, closed_over), value, CONSTANT)
 
 
 @eqx.filter_custom_vjp
@@ -210,7 +213,7 @@ def value_and_grad(
     ((3,), (3,))
     """
     check_call(f, dist, estimator, key, args)
-    return estimator.value_and_grad(
+    found = estimator.value_and_grad(
         _on_batches(f, batched, in_axes),
         dist,
         cv,
@@ -220,6 +223,7 @@ def value_and_grad(
         relaxation=relaxation if relaxation is None else _on_batches(relaxation, batched, in_axes),
         has_aux=has_aux,
     )
+    return drawn_with(dist.closed_over(), found)
 
 
 def _on_batches(f: Callable, batched: bool, in_axes: Sequence[int | None] | None) -> Callable:

@@ -324,6 +324,14 @@ def takes_key(f: Callable) -> bool:
     return True
 
 
+def needs_key(f: Callable) -> bool:
+    """Whether `f` cannot be called without a key."""
+    if not takes_key(f):
+        return False
+    inner: Any = f.f if isinstance(f, PerExample) else f
+    return inspect.signature(inner).parameters["key"].default is inspect.Parameter.empty
+
+
 def as_jax_arrays(tree: Any) -> Any:
     """NumPy arrays as JAX arrays, which are differentiated; other leaves as they are."""
     numpy = (np.ndarray, np.generic)

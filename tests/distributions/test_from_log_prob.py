@@ -1,6 +1,7 @@
 """Distributions given by a log-probability: one product for all scores, shared parameters, and no
 normalising constant. Against sums over everything."""
 
+import functools
 import itertools
 from typing import Any
 
@@ -282,26 +283,68 @@ def test_shared_parameters_through_the_front_door():
     assert result.reference == "the exact gradient"
 
 
+class Linear:
+    """A callable that is neither a function nor a pytree."""
+
+    def __init__(self, weights):
+        self.weights = weights
+
+    def __call__(self, parameters, x):
+        return jnp.sum(x * (parameters + self.weights))
+
+
+CLOSURES = {
+    "lambda": lambda w: lambda p, x: jnp.sum(x * (p + w)),
+    "object": Linear,
+    "method": lambda w: Linear(w).__call__,
+    "partial": lambda w: functools.partial(lambda w, p, x: jnp.sum(x * (p + w)), w),
+}
+
+
+def sum_of_bits(log_prob_fn, parameters, sampler=None):
+    draw = lambda key, p: jax.random.bernoulli(key, jax.nn.sigmoid(p)).astype(float)
+    q = sg.FromLogProb(log_prob_fn, parameters, num_coordinates=2, sampler=sampler or draw)
+    return sg.expectation(lambda x: jnp.sum(x, axis=-1), q, sg.RLOO(2), key=jax.random.key(0))
+
+
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize("argnums", [1, (0, 1)])
-def test_what_is_closed_over_is_not_differentiated(argnums, transform):
-    def loss(parameters, weights, stop=False):
-        weights = jax.lax.stop_gradient(weights) if stop else weights
-        q = sg.FromLogProb(
-            lambda p, x: jnp.sum(x * (p + weights)),
-            parameters,
-            num_coordinates=2,
-            sampler=lambda key, p: jax.random.bernoulli(key, jax.nn.sigmoid(p)).astype(float),
-        )
-        f = lambda x: jnp.sum(x, axis=-1)
-        return sg.expectation(f, q, sg.RLOO(2), key=jax.random.key(0))
-
+@pytest.mark.parametrize("closure", CLOSURES)
+def test_what_is_closed_over_is_not_differentiated(closure, argnums, transform):
+    loss = lambda p, w: sum_of_bits(CLOSURES[closure](w), p)
     at = (jnp.zeros(2), jnp.zeros(2))
     with pytest.raises(TypeError, match="closes over, are constants"):
         transform(jax.grad(loss, argnums))(*at)
     assert transform(jax.grad(loss))(*at).shape == (2,)
-    constant = transform(jax.grad(lambda p, w: loss(p, w, stop=True), argnums))(*at)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(constant))
+    constant = lambda p, w: loss(p, jax.lax.stop_gradient(w))
+    leaves = jax.tree.leaves(transform(jax.grad(constant, argnums))(*at))
+    assert all(np.isfinite(leaf).all() for leaf in leaves)
+
+
+def test_what_is_closed_over_and_not_used_may_be_differentiated():
+    """A model of which log_prob_fn reads a setting only, a sampler that names its distribution."""
+
+    def loss(model):
+        scale = lambda p, x: model["scale"] * jnp.sum(x * p)
+        return model["w"] * sum_of_bits(scale, jnp.zeros(2))
+
+    grad = jax.grad(lambda w: loss({"scale": 1.0, 0: None, "w": w}))(jnp.ones(()))
+    assert np.isfinite(grad)
+    q = sg.FromLogProb(
+        lambda p, x: jnp.sum(x * p),
+        jnp.zeros(2),
+        num_coordinates=2,
+        sampler=lambda key, p: jax.random.randint(key, (2,), 0, q.num_values).astype(float),
+    )
+    value, _ = sg.value_and_grad(lambda x: x[..., 0], q, sg.RLOO(2), key=jax.random.key(0))
+    assert np.isfinite(value)
+
+
+def test_a_leaked_tracer_is_called_what_it_is():
+    leaked = []
+    jax.jit(lambda w: leaked.append(w) or w)(jnp.ones(2))
+    with pytest.raises(jax.errors.UnexpectedTracerError):
+        sum_of_bits(lambda p, x: jnp.sum(x * p), leaked[0])
 
 
 def test_conditions_are_not_differentiated():

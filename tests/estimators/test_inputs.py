@@ -160,10 +160,37 @@ def test_values_at_further_points_are_counted():
     q, bronco = sg.Bernoulli(jnp.zeros(3)), sg.Bronco(1, flips=2, use_gradient=False)
     cv = bronco.init(KEY, q)
     x, fx = jnp.zeros((1, 3)), jnp.zeros(1)
-    with pytest.raises(ValueError, match=r"takes fy of shape \(2, 1\), but fy has shape \(1, 1\)"):
+    with pytest.raises(ValueError, match=r"of shape \(2, 1\), but fy has shape \(1, 1\)"):
         bronco.estimate(cv, q, x, fx, fy=jnp.zeros((1, 1)), key=KEY)
-    with pytest.raises(ValueError, match="no values at further points"):
+    with pytest.raises(ValueError, match="leave fy out"):
         sg.RLOO(2).estimate(None, q, jnp.zeros((2, 3)), jnp.zeros(2), fy=jnp.zeros((1, 2)), key=KEY)
+
+
+def test_values_at_further_points_of_an_empty_batch():
+    q, bronco = sg.Bernoulli(jnp.zeros((0, 3))), sg.Bronco(1, flips=2, use_gradient=False)
+    x, fx, fy = jnp.zeros((1, 0, 3)), jnp.zeros((1, 0)), jnp.zeros((2, 1, 0))
+    assert bronco.estimate(bronco.init(KEY, q), q, x, fx, fy=fy, key=KEY).shape == (0, 3)
+
+
+def test_complex_evaluations_are_refused():
+    with pytest.raises(TypeError, match="real numbers"):
+        sg.RLOO(2).estimate(None, sg.Bernoulli(jnp.zeros(3)), jnp.zeros((2, 3)), jnp.full(2, 1j))
+
+
+def test_weights_of_any_sign():
+    """The value is what the weights make of f, and NaN where they are."""
+
+    class Extrapolated(sg.RLOO):
+        def weights(self, dist, x):
+            return jnp.array([1.5, -0.5])
+
+    value, _ = Extrapolated(2).value_and_grad(
+        lambda x: jnp.ones(x.shape[:-1]), sg.Bernoulli(jnp.zeros(3)), key=KEY
+    )
+    np.testing.assert_allclose(value, 1.0)
+    nowhere = sg.Categorical(jnp.array([[0.0, jnp.nan, 1.0]]))
+    one = lambda x: jnp.ones(x.shape[:-2])
+    assert np.isnan(sg.UnorderedSet(2).value_and_grad(one, nowhere, key=KEY)[0])
 
 
 @pytest.mark.parametrize(

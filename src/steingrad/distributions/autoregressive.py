@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from ..arrays import as_index, brief, check_whole, compute_dtype, is_concrete, take
-from ..derivatives import closed_over, on_each_device
+from ..derivatives import on_each_device
 from .base import COORDINATES_AT_A_TIME, MAX_STATES, Distribution
-from .from_log_prob import batch_of
+from .from_log_prob import batch_of, traced_constants
 
 Step = Callable[[Any, Any, Array], tuple[Any, Array]]
 
@@ -70,7 +70,6 @@ class Autoregressive(Distribution):
     end: int | None = eqx.field(static=True)
     _batch_shape: tuple[int, ...] = eqx.field(static=True)
     _built_dtype: Any = eqx.field(static=True)
-    _closed_over: tuple[Array, ...]
 
     def __init__(
         self,
@@ -100,7 +99,6 @@ class Autoregressive(Distribution):
                 "cell(...), parameters=cell."
             )
         self.step = step
-        self._closed_over = closed_over(step, *([carry] if callable(carry) else []))
         self._parameters = parameters
         if not jax.tree.leaves(self.parameters):
             raise ValueError(
@@ -171,6 +169,9 @@ class Autoregressive(Distribution):
     @property
     def full_support(self):
         return self.end is None
+
+    def closed_over(self):
+        return traced_constants(self._log_prob, self._parameters, 0, self)
 
     def with_parameters(self, parameters):
         everything = eqx.combine(parameters, self._parameters)

@@ -207,6 +207,11 @@ class Distribution(eqx.Module):
         some operators need that."""
         return True
 
+    def closed_over(self) -> tuple[Array, ...]:
+        """Arrays that JAX is tracing and that functions of the distribution close over: constants,
+        which must not be differentiated."""
+        return ()
+
     def view(self, x: Float[Array, "..."]) -> Any:
         """What f is shown of a state: all of it, as it is."""
         return x

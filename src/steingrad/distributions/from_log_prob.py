@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from ..arrays import as_index, check_whole, take
-from ..derivatives import closed_over
+from ..arrays import as_index, check_whole, is_concrete, take
+from ..derivatives import device_axes
 from .base import COORDINATES_AT_A_TIME, Distribution, check_inside
 from .ordinal import check_values, value_change, value_index, values_in
 
@@ -70,7 +70,6 @@ class FromLogProb(Distribution):
     sampler: Callable[..., Array] | None = eqx.field(static=True)
     log_ratio_fn: Callable[..., Array] | None = eqx.field(static=True)
     _normalized: bool = eqx.field(static=True)
-    _closed_over: tuple[Array, ...]
 
     def __init__(
         self,
@@ -95,7 +94,6 @@ class FromLogProb(Distribution):
         self.sampler = sampler
         self.log_ratio_fn = log_ratio_fn
         self._normalized = normalized
-        self._closed_over = closed_over(log_prob_fn, sampler, log_ratio_fn)
         leaves = jax.tree.leaves(self.parameters)
         if not leaves:
             raise ValueError(
@@ -150,6 +148,10 @@ class FromLogProb(Distribution):
     @property
     def shares_parameters(self):
         return self.conditions is not None
+
+    def closed_over(self):
+        shared = 0 if self.shares_parameters else len(self._batch_shape)
+        return traced_constants(self._log_prob, self._parameters, shared, self)
 
     def with_parameters(self, parameters):
         everything = eqx.combine(parameters, self._parameters)
@@ -270,6 +272,25 @@ class FromLogProb(Distribution):
         for _ in range(x.ndim - 1 - len(self._batch_shape)):
             mapped = jax.vmap(mapped, in_axes=(None, None, *states))
         return mapped(dynamic, self.conditions, x, *others)
+
+
+def traced_constants(
+    log_prob: Callable, parameters: Any, batch_ndim: int, dist: Any
+) -> tuple[Array, ...]:
+    """What `log_prob(parameters, condition, x)`, for one state, uses of arrays that JAX is tracing
+    outside it. `parameters` begin with `batch_ndim` axes of the batch."""
+    if device_axes((parameters, dist.conditions)):
+        return ()  # inside `jax.shard_map` a trace of its own would have to know of the devices
+    dynamic, static = eqx.partition(parameters, eqx.is_array)
+    without = lambda ndim: lambda a: jax.ShapeDtypeStruct(a.shape[ndim:], a.dtype)
+    one = (
+        jax.tree.map(without(batch_ndim), dynamic),
+        jax.tree.map(without(len(dist.batch_shape)), dist.conditions),
+        jax.ShapeDtypeStruct(dist.event_shape, dist.dtype),
+    )
+    call = lambda dynamic, condition, x: log_prob(eqx.combine(dynamic, static), condition, x)
+    constants = jax.make_jaxpr(call)(*one).consts
+    return tuple(c for c in constants if eqx.is_inexact_array(c) and not is_concrete(c))
 
 
 def batch_of(name: str, conditions: Any, batch_shape: Sequence[int] | None) -> tuple[int, ...]:

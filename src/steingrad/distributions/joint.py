@@ -127,6 +127,9 @@ class Joint(Distribution):
         slopes = [part.slope(own) for part, own in zip(parts, self.in_order(gradient), strict=True)]
         return self.join([v for v, _ in slopes]), self.join([scale for _, scale in slopes])
 
+    def closed_over(self):
+        return tuple(array for part in self.parts for array in part.closed_over())
+
     def with_parameters(self, parameters):
         parts = [
             part.with_parameters(own)

@@ -26,8 +26,8 @@ class Gradients(NamedTuple):
     """With respect to the distribution's parameters: the estimate g, unbiased unless the estimator
     says that it is `biased`."""
     cv: Any
-    """With respect to the control variates: the gradient of the mean of g², which lowers its
-    variance."""
+    """For the control variates, what `cv_optimizer` takes: the gradient of the mean of g², or the
+    change of what they add up."""
     args: tuple
     """With respect to the further arguments of f (`None` where one is not floating-point)."""
 
@@ -138,7 +138,7 @@ class Estimator(eqx.Module):
         weights = self.weights(dist, x)
         if weights is None:
             return fx
-        return jnp.where(weights > 0, len(fx) * weights.astype(fx.dtype) * fx, 0)
+        return jnp.where(weights != 0, len(fx) * weights.astype(fx.dtype) * fx, 0)
 
     def choose(self, cv: Any, dist: Distribution, at: Evaluated) -> Any:
         """What is drawn with `at.key` to decide on `further_points`. Whoever has to leave JAX to
@@ -192,11 +192,12 @@ class Estimator(eqx.Module):
         x = jnp.asarray(x)
         x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(compute_dtype(dist.dtype))
         given: Any = [array if array is None else jnp.asarray(array) for array in (fx, dfx, fy)]
+        if any(jnp.iscomplexobj(array) for array in jax.tree.leaves(given)):
+            raise TypeError("f and its gradient are real numbers, but complex ones were given.")
         dtype = compute_dtype(x, *jax.tree.leaves(given))
         values, gradients, further = jax.tree.map(lambda array: array.astype(dtype), given)
         at = Evaluated(x, values, gradients, further, objective, key, context)
         check_evaluated(self, dist, at)
-        check_further(self, cv, dist, at)
         if self.samples_are_states:
             check_inside(dist, x)
         return at
@@ -422,22 +423,12 @@ def check_evaluated(estimator: Estimator, dist: Distribution, at: Evaluated) -> 
         raise ValueError(
             f"{name} needs the gradient of f at the samples: pass dfx, of shape {shape}."
         )
+    if at.fy is not None and type(estimator).further_points is Estimator.further_points:
+        raise ValueError(f"{name} evaluates f at its samples only: leave fy out.")
     if at.dfx is not None and at.dfx.shape != shape:
         raise ValueError(
             f"{name} takes gradients of shape {shape}, but dfx has shape {at.dfx.shape}."
         )
-
-
-def check_further(estimator: Estimator, cv: Any, dist: Distribution, at: Evaluated) -> None:
-    """Raise unless values at further points, if there are any, are as many as the points."""
-    if at.fy is None or at.key is None:
-        return
-    points = jax.eval_shape(lambda: estimator.further_points(cv, dist, at))
-    shape = None if points is None else points.shape[: points.ndim - dist.event_ndim]
-    if at.fy.shape != shape:
-        name = type(estimator).__name__
-        wants = "no values at further points" if shape is None else f"fy of shape {shape}"
-        raise ValueError(f"{name} as it is set here takes {wants}, but fy has shape {at.fy.shape}.")
 
 
 def check_num_samples(name: str, num_samples: Any, least: int, why: str) -> None:

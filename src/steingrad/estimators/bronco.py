@@ -347,6 +347,11 @@ def changes(
             "Bronco needs f at the flips: pass fy, f at the points that `further_points` chose, or "
             "use `value_and_grad` or `expectation`."
         )
+    if at.fy.shape != drawn.slots.shape:
+        raise ValueError(
+            f"Bronco takes f at the flips of shape {drawn.slots.shape}, but fy has shape "
+            f"{at.fy.shape}."
+        )
     change = jnp.where(at_slots(guess.conditional, drawn.slots) == 0, 0, at.fy - at.fx)
     if drawn.partners is None:
         return change, change, 0.0

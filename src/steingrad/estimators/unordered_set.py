@@ -71,7 +71,7 @@ class UnorderedSet(Estimator):
     def gradient(self, cv, dist, at):
         log_weights, log_others = self._ratios(dist, at.x)
         # What never happens counts nothing, be f infinite there.
-        fx = jnp.where(jnp.exp(log_weights) > 0, at.fx.astype(log_weights.dtype), 0)
+        fx = jnp.where(jnp.exp(log_weights) == 0, 0, at.fx.astype(log_weights.dtype))
         baseline = jnp.sum(jnp.exp(log_others) * fx, axis=1)
         return dist.weighted_score(jnp.exp(log_weights) * (fx - baseline), at.x)
 

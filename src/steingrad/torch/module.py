@@ -14,7 +14,15 @@ from ..estimators import Estimator as JaxEstimator
 from .distributions import Law, read
 from .native import native
 from .programs import Programs, Seen, State
-from .tensors import Surroundings, compute_dtype, draw_seeds, to_jax, to_torch, version
+from .tensors import (
+    GENERATORS,
+    Surroundings,
+    compute_dtype,
+    draw_seeds,
+    to_jax,
+    to_torch,
+    version,
+)
 
 BUFFERS = State("cv_numbers", "cv_counts")
 
@@ -174,8 +182,9 @@ class Draw:
         self.reshaped = law.event_shape != law.state_shape
         self.device, self.dtype = law.logits.device, compute_dtype(law.logits)
         self.context = None if context is None else context.detach().to(self.dtype)
-        self.native, self.seeds = native(module.estimator), draw_seeds()
-        with self._precision():
+        self.native = native(module.estimator)
+        with GENERATORS, self._precision():
+            self.seeds = draw_seeds()
             programs = module._programs
             programs.check(law)
             if programs.couples_samples:
@@ -188,7 +197,7 @@ class Draw:
             # A copy, so that what happens to the buffers until `backward` makes no difference.
             state = module._prepare(law) if wanted else None
             self.state = None if state is None else state.map(torch.clone)
-        self.surroundings = Surroundings.here(self.device) if self.native is None else None
+            self.surroundings = Surroundings.here(self.device) if self.native is None else None
         self.needs_gradient = programs.estimator.needs_gradient
         self.fx = self.estimate = None
 

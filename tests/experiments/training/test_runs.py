@@ -104,16 +104,19 @@ def test_other_content(tmp_path, content, says):
         Run(tmp_path)
 
 
-def test_a_disk_that_is_full(tmp_path, monkeypatch):
+@pytest.mark.parametrize("lines", [False, True])
+def test_a_disk_that_is_full(lines, tmp_path, monkeypatch):
     """A sentence with the file's name; half of a file is not left behind."""
 
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     run = Run.create(tmp_path / "run", SMALL, {}, {})
+    if lines:
+        run.append({"step": 1, "seed": 1})
     before = sorted(path.name for path in run.path.iterdir())
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunError, match=r"config.json cannot be written: No space left"):
+    with pytest.raises(RunError, match=r"cannot be written: No space left.* Make room"):
         run.update(status="finished")
     assert sorted(path.name for path in run.path.iterdir()) == before
     assert Run(run.path).status == "running"

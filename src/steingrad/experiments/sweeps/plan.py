@@ -106,7 +106,7 @@ class Planned:
 
     name: str
     config: Config
-    status: Literal["new", "resumable", "finished", "beyond", "diverged", "unreadable"]
+    status: Literal["new", "resumable", "finished", "beyond", "diverged", "unreadable", "other"]
     step: int
     """The step that its newest checkpoint has come to."""
 
@@ -138,7 +138,7 @@ def _status(folder: Path, config: Config) -> tuple[Any, int]:
     except RunError:
         return "unreadable", 0  # the worker says why
     if set(differences(run.config, config)) - set(MAY_CHANGE):
-        return "unreadable", 0  # a run of another configuration, under this name
+        return "other", 0  # a run of another configuration, under this name: the worker says so
     step = max(map(checkpoint_step, run.checkpoints()), default=0)
     if run.status == "finished" and run.config.steps >= config.steps:
         return "finished", run.config.steps

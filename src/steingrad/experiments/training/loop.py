@@ -24,7 +24,7 @@ from .summary import report_lines
 from .task import Task
 from .tensorboard import events, writer_class
 
-# Seconds after which a checkpoint is written though none is due: the most that can be lost.
+# Seconds after which a checkpoint is written though none is due: not much more can be lost.
 UNSAVED = 300.0
 
 Emit = Callable[[dict[str, Any]], None]

@@ -79,7 +79,6 @@ def _check_same(run: Run, task: Task) -> None:
             f"{run.record['format']} of run folders), and only that version can go on with it. "
             "Name another folder to begin anew."
         )
-    check_data(run, task)
     changed = differences(run.config, task.config)
     may_change = MAY_CHANGE
     if is_own(run.config.dataset) and is_own(task.config.dataset):
@@ -94,6 +93,7 @@ def _check_same(run: Run, task: Task) -> None:
             f"{run.path} holds a run of another configuration: {listed}. Give the same settings, "
             "or name another folder."
         )
+    check_data(run, task)
 
 
 def environments(run: Run, step: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A run is a folder: `config.json`, `metrics.jsonl`, checkpoints."""
 
 import contextlib
+import errno
 import hashlib
 import importlib.metadata
 import io
@@ -37,16 +38,19 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):  # half a file would fill a disk that is full already
             temporary.unlink()
-        raise RunError(
-            f"{path} cannot be written: {error.strerror}. What was there before is as it was. Make "
-            "room, and give the command again (a run goes on with --resume)."
-        ) from None
+        raise _not_written(path, error) from None
     with contextlib.suppress(OSError):  # the new name too; not every system can
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _not_written(path: Path, error: OSError) -> RunError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    advice = " Make room, then go on: a run with --resume." if full else ""
+    return RunError(f"{path} cannot be written: {error.strerror}.{advice}")
 
 
 class Stored(NamedTuple):
@@ -164,8 +168,11 @@ class Run:
         return self.path / "metrics.jsonl"
 
     def append(self, metrics: Mapping[str, Any]) -> None:
-        with self._metrics_path.open("a") as file:
-            file.write(self._line(metrics))
+        try:
+            with self._metrics_path.open("a") as file:
+                file.write(self._line(metrics))
+        except OSError as error:
+            raise _not_written(self._metrics_path, error) from None
 
     def _line(self, metrics: Mapping[str, Any]) -> str:
         own = {} if self.identity is None else {"run": self.identity}
@@ -178,8 +185,11 @@ class Run:
     def _flush(self) -> None:
         """What the metrics say is on the disk before anything that follows from it."""
         if self._metrics_path.exists():
-            with self._metrics_path.open("ab") as file:
-                os.fsync(file.fileno())
+            try:
+                with self._metrics_path.open("ab") as file:
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise _not_written(self._metrics_path, error) from None
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """The lines of `metrics.jsonl`; what is damaged or of another run is left out, and said."""

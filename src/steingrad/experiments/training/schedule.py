@@ -12,7 +12,8 @@ class Schedule:
     report_every: int = 500
     """Steps between two lines of metrics (0: one at the end)."""
     checkpoint_every: int = 2_000
-    """Steps between two checkpoints (0: one at the end)."""
+    """Steps between two checkpoints (0: one at the end). Slow runs have one every five minutes
+    too."""
     eval_every: int = 0
     """Steps between two evaluations of the ELBO on the training and validation splits
     (0: at the end only)."""

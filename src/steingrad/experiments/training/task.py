@@ -73,12 +73,14 @@ def steps_per_dispatch(config: Config) -> int:
 
 
 def check_data(run: Run, task: Task) -> None:
-    """Raise unless the data are those that the run was trained on. Those of one's own may have
-    another name."""
+    """Raise unless the data are those that the run was trained on: for images of one's own the same
+    content, for a dataset the same files, or published ones, which may be packed differently."""
     stored, given = dict(run.record["data_files"]), dict(task.dataset.files)
-    same = stored == given
-    if data.is_own(run.config.dataset) and data.is_own(task.config.dataset):
+    if data.is_own(run.config.dataset):
         same = sorted(stored.values()) == sorted(given.values())
+    else:
+        published = (*run.published.values(), *task.dataset.published.values())
+        same = stored == given or all(published)
     if not same:
         raise RunError(f"{run.path} was trained on other data files: {stored} there, {given} here.")
 
@@ -87,7 +89,8 @@ def load_trained(
     path: Path, data_dir: Path | None = None, own: Path | None = None
 ) -> tuple[Run, Task, int, State]:
     """A stored run with its newest good state; `own` is where images of one's own are now."""
-    run, config = Run(path), Run(path).config
+    run = Run(path)
+    config = run.config
     if own is not None:
         if not data.is_own(config.dataset):
             raise RunError(
