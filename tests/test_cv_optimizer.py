@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import steingrad as sg
+from steingrad.estimators.base import adam
 
 KEY = jax.random.key(0)
 DIST = sg.Bernoulli(jnp.linspace(-1, 1, 4))
@@ -36,11 +37,11 @@ def steps(estimator, optimizer, count=5):
 def test_adam(estimator, b1):
     cv, gradients = steps(estimator, sg.cv_optimizer(estimator, learning_rate=0.01))
     theirs = estimator.init(KEY, DIST)
-    adam = optax.adam(0.01, b1=b1)
-    state = adam.init(theirs)
+    plain = optax.adam(0.01, b1=b1)
+    state = plain.init(theirs)
     with jax.numpy_dtype_promotion("standard"):
         for gradient in gradients:
-            updates, state = adam.update(gradient, state)
+            updates, state = plain.update(gradient, state)
             theirs = optax.apply_updates(theirs, updates)
     for a, b in zip(jax.tree.leaves(cv), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
@@ -59,6 +60,16 @@ def test_adam_takes_its_step_however_small_f_is(estimator):
     for large, small in zip(*map(jax.tree.leaves, first), strict=True):
         np.testing.assert_allclose(large, small, rtol=0.05)
         np.testing.assert_allclose(np.abs(small), 1e-3, rtol=0.05)
+
+
+def test_rounding_errors_are_no_gradient():
+    """Where the gradient is 0 but for rounding, beside others that are not, nothing moves."""
+    optimizer = adam(1e-3)
+    gradient = {"large": jnp.array(1e-6), "rounding": jnp.array(1e-18)}
+    with jax.numpy_dtype_promotion("standard"):
+        updates, _ = optimizer.update(gradient, optimizer.init(gradient))
+    np.testing.assert_allclose(updates["large"], -1e-3, rtol=1e-5)
+    assert abs(float(updates["rounding"])) < 1e-6
 
 
 def test_moving_average():

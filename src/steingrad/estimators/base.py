@@ -1,6 +1,7 @@
 """How an estimator is written, and what all of them share."""
 
 import abc
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
@@ -322,9 +323,25 @@ class Estimator(eqx.Module):
 
 
 def adam(learning_rate: Any, b1: float = 0.9) -> optax.GradientTransformation:
-    """Adam for gradients of any size: those for control variates go with the square of f and of one
-    over the size of the batch, and optax's ε of 1e-8 would be more than many of them."""
-    return optax.adam(learning_rate, b1=b1, eps=1e-17)
+    """Adam for gradients of any size, those for control variates going with the square of f and of
+    one over the size of the batch: ε is relative to the largest of them. (None at all would turn
+    the rounding errors of a gradient that is 0 into steps.)"""
+    inner: Any = optax.scale_by_adam(b1=b1)
+
+    def update(updates: Any, state: Any, params: Any = None):
+        _, state = inner.update(updates, state, params)
+        mean, square = (
+            optax.tree.bias_correction(moment, decay, state.count)
+            for moment, decay in ((state.mu, b1), (state.nu, 0.999))
+        )
+        root = jax.tree.map(jnp.sqrt, square)
+        largest = [jnp.max(leaf).astype(float) for leaf in jax.tree.leaves(root) if leaf.size]
+        floor = 1e-8 * functools.reduce(jnp.maximum, largest, jnp.zeros((), float))
+        step = lambda m, r: jnp.where(r > 0, m / (r + floor.astype(r.dtype)), 0)
+        return jax.tree.map(step, mean, root), state
+
+    scale = optax.GradientTransformation(inner.init, update)
+    return optax.chain(scale, optax.scale_by_learning_rate(learning_rate))
 
 
 def mean_of_scores(
