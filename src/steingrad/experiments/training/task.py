@@ -80,7 +80,7 @@ def check_data(run: Run, task: Task) -> None:
         same = sorted(stored.values()) == sorted(given.values())
     else:
         published = (*run.published.values(), *task.dataset.published.values())
-        same = stored == given or all(published)
+        same = stored == given or (bool(stored) and all(published))
     if not same:
         raise RunError(f"{run.path} was trained on other data files: {stored} there, {given} here.")
 
