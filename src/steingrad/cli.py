@@ -52,6 +52,16 @@ from .experiments.training.runs import checkpoints
 from .experiments.training.stored import json_line
 from .models import reconstruct, sample_images
 
+_path = partial(tyro.conf.arg, metavar="PATH", help_behavior_hint="")
+DataDir = Annotated[
+    Path | None,
+    _path(help="Where the datasets are (default: $STEINGRAD_DATA_DIR, then the cache)."),
+]
+MovedData = Annotated[
+    Path | None,
+    _path(help="Where the images of your own are that it was trained on, if they have moved."),
+]
+
 
 def _readable(command: type) -> Any:
     """The same options for tyro: the docstring of each on one line, and nothing about None, neither
@@ -109,9 +119,9 @@ def _metavar(choices: tuple[str, ...] | None, kind: Any) -> str:
     return f"[{name} ...]" if "tuple" in kind else name
 
 
-Settings, ScheduleOptions, SelectionOptions = (
-    _settings(), _readable(Schedule), _readable(Selection),
-)  # fmt: skip
+Settings = _settings()
+ScheduleOptions = _readable(Schedule)
+SelectionOptions = _readable(Selection)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,8 +144,7 @@ class Train:
     data: Path | None = None
     """Images of your own, in place of --dataset: an .npz file with an array train of shape [images,
     height, width] (and valid and test), or a folder of pictures of one size."""
-    data_dir: Path | None = None
-    """Where the datasets are (default: $STEINGRAD_DATA_DIR, then the cache)."""
+    data_dir: DataDir = None
     tensorboard: bool = False
     """Also write the metrics for TensorBoard, into the run folder."""
     devices: Literal["all"] | int | None = None
@@ -196,10 +205,8 @@ class Evaluate:
     split: Literal["train", "valid", "test"] = "test"
     batch_size: int = IMAGES_AT_A_TIME
     """Images at a time."""
-    data: Path | None = None
-    """Where the images of your own are that it was trained on, if they have moved."""
-    data_dir: Path | None = None
-    """Where the datasets are (default: $STEINGRAD_DATA_DIR, then the cache)."""
+    data: MovedData = None
+    data_dir: DataDir = None
 
     def run(self) -> None:
         for name, number in (("--samples", self.samples), ("--batch-size", self.batch_size)):
@@ -241,10 +248,8 @@ class Sample:
     reconstructions."""
     seed: int = 0
     """For what is drawn."""
-    data: Path | None = None
-    """Where the images of your own are that it was trained on, if they have moved."""
-    data_dir: Path | None = None
-    """Where the datasets are (default: $STEINGRAD_DATA_DIR, then the cache)."""
+    data: MovedData = None
+    data_dir: DataDir = None
 
     def run(self) -> None:
         if min(self.columns, self.rows) < 1:
@@ -316,8 +321,7 @@ class Reproduce:
     apart on a CPU)."""
     dry_run: bool = False
     """List the runs with their estimated time, and stop."""
-    data_dir: Path | None = None
-    """Where the datasets are (default: $STEINGRAD_DATA_DIR, then the cache)."""
+    data_dir: DataDir = None
 
     def run(self) -> None:
         self.selection.configs()  # what is wrong with it is said before anything starts
@@ -367,8 +371,7 @@ class Data:
 
     action: tyro.conf.Positional[Literal["list"]]
     """`list`: a line for each dataset."""
-    data_dir: Path | None = None
-    """Where the datasets are (default: $STEINGRAD_DATA_DIR, then the cache)."""
+    data_dir: DataDir = None
 
     def run(self) -> None:
         rows = Table("dataset", "found", "images", "train / valid / test", "files", "where")

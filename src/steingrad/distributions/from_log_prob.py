@@ -150,8 +150,8 @@ class FromLogProb(Distribution):
         return self.conditions is not None
 
     def closed_over(self):
-        shared = 0 if self.shares_parameters else len(self._batch_shape)
-        return traced_constants(self._log_prob, self._parameters, shared, self)
+        batch_ndim = 0 if self.shares_parameters else len(self._batch_shape)
+        return traced_constants(self._log_prob, self._parameters, batch_ndim, self)
 
     def with_parameters(self, parameters):
         everything = eqx.combine(parameters, self._parameters)

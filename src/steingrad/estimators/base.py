@@ -94,6 +94,11 @@ class Estimator(eqx.Module):
         return True
 
     @property
+    def looks_further(self) -> bool:
+        """Whether f is also evaluated at `further_points`."""
+        return type(self).further_points is not Estimator.further_points
+
+    @property
     def cv_is_quadratic(self) -> bool:
         """Whether the gradient for the control variates is that of a square of the gradient, and so
         goes with the square of any factor; otherwise no factor changes it."""
@@ -440,7 +445,7 @@ def check_evaluated(estimator: Estimator, dist: Distribution, at: Evaluated) -> 
         raise ValueError(
             f"{name} needs the gradient of f at the samples: pass dfx, of shape {shape}."
         )
-    if at.fy is not None and type(estimator).further_points is Estimator.further_points:
+    if at.fy is not None and not estimator.looks_further:
         raise ValueError(f"{name} evaluates f at its samples only: leave fy out.")
     if at.dfx is not None and at.dfx.shape != shape:
         raise ValueError(

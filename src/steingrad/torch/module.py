@@ -247,7 +247,7 @@ class Draw:
         if self.state is not None:
             state, current = self.state.map(to_jax), module._state.map(to_jax)
         with programs.evaluating(self._callback):
-            if programs.looks_further:
+            if programs.estimator.looks_further:
                 y, choice = programs.further_points(*given, seen, state)
                 fy = torch.stack([self._again(points) for points in to_torch(y, self.device)])
                 seen = seen._replace(fy=to_jax(fy.to(self.dtype)), choice=choice)

@@ -89,11 +89,6 @@ class Programs:
         """Whether its samples are drawn in a way of its own."""
         return type(self.estimator).sample is not Estimator.sample
 
-    @property
-    def looks_further(self) -> bool:
-        """Whether it evaluates f at points that it chooses after the samples."""
-        return type(self.estimator).further_points is not Estimator.further_points
-
     def tree(self, kind: Any, state_shape: tuple[int, ...], state: State) -> tuple[Any, Any]:
         """The control variates and the state of their optimiser."""
         structs = jax.eval_shape(partial(self._fresh, kind, state_shape), np.zeros(2, np.uint32))

@@ -30,9 +30,9 @@ def own_sections(groups: Sequence[Group], beside_paper: bool) -> list[Section]:
     for (dataset, likelihood), members in tasks.items():
         title = f"{dataset_name(dataset)}, {likelihood.capitalize()} likelihood"
         name = f"own-{short(dataset)}-{likelihood}"
-        before_it = sum(section.name.startswith(name) for section in sections)
-        if before_it:  # another folder has a file of the same name
-            name, title = f"{name}-{before_it + 1}", f"{title} ({Path(dataset).parent})"
+        namesakes = sum(section.name.startswith(name) for section in sections)
+        if namesakes:  # another folder has a file of the same name
+            name, title = f"{name}-{namesakes + 1}", f"{title} ({Path(dataset).parent})"
         before = ("They belong to no experiment of the paper.",) if beside_paper else ()
         heading = f"Other runs: {title}" if beside_paper else title
         sections.append(Section(name, heading, _parts(name, members), before, beside_paper))

@@ -30,15 +30,16 @@ CHECKPOINT = re.compile(r"checkpoint-(\d+)\.eqx")
 def write_atomically(path: Path, content: bytes) -> None:
     """The file has its old content or all of the new one, whatever happens on the way."""
     temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # half a file would fill a disk that is full already
-            temporary.unlink()
-        raise _not_written(path, error) from None
+    with _writing(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):  # half a file would fill a disk that is full already
+                temporary.unlink()
+            raise
     with contextlib.suppress(OSError):  # the new name too; not every system can
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -47,10 +48,15 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.close(folder)
 
 
-def _not_written(path: Path, error: OSError) -> RunError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    advice = " Make room, then go on: a run with --resume." if full else ""
-    return RunError(f"{path} cannot be written: {error.strerror}.{advice}")
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """What the system says of a file that cannot be written becomes a sentence with its name."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = " Make room, then go on: a run with --resume." if full else ""
+        raise RunError(f"{path} cannot be written: {error.strerror}.{advice}") from None
 
 
 class Stored(NamedTuple):
@@ -168,11 +174,8 @@ class Run:
         return self.path / "metrics.jsonl"
 
     def append(self, metrics: Mapping[str, Any]) -> None:
-        try:
-            with self._metrics_path.open("a") as file:
-                file.write(self._line(metrics))
-        except OSError as error:
-            raise _not_written(self._metrics_path, error) from None
+        with _writing(self._metrics_path), self._metrics_path.open("a") as file:
+            file.write(self._line(metrics))
 
     def _line(self, metrics: Mapping[str, Any]) -> str:
         own = {} if self.identity is None else {"run": self.identity}
@@ -185,11 +188,8 @@ class Run:
     def _flush(self) -> None:
         """What the metrics say is on the disk before anything that follows from it."""
         if self._metrics_path.exists():
-            try:
-                with self._metrics_path.open("ab") as file:
-                    os.fsync(file.fileno())
-            except OSError as error:
-                raise _not_written(self._metrics_path, error) from None
+            with _writing(self._metrics_path), self._metrics_path.open("ab") as file:
+                os.fsync(file.fileno())
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """The lines of `metrics.jsonl`; what is damaged or of another run is left out, and said."""
