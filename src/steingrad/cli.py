@@ -64,8 +64,8 @@ MovedData = Annotated[
 
 
 def _readable(command: type) -> Any:
-    """The same options for tyro: the docstring of each on one line, and nothing about None, neither
-    as a value nor as the default."""
+    """`command`, built by a function that shows tyro the same options: the docstring of each on one
+    line, and nothing about None, neither as a value nor as the default."""
     (tree,) = ast.parse(inspect.getsource(command)).body
     assert isinstance(tree, ast.ClassDef)
     texts = {}
@@ -73,20 +73,22 @@ def _readable(command: type) -> Any:
         if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
             assert isinstance(field.target, ast.Name)
             texts[field.target.id] = " ".join(ast.literal_eval(after.value).split())
-    kinds, fields = get_type_hints(command, include_extras=True), []
+    kinds, parameters = get_type_hints(command, include_extras=True), []
     for field in dataclasses.fields(command):
-        kind, optional = kinds[field.name], field.default is None
+        kind, default = kinds[field.name], field.default
         about: dict[str, Any] = {}
-        if optional:
+        if default is None:
             about = {"metavar": _metavar(None, kind), "help_behavior_hint": ""}
         if field.name in texts:
             kind = Annotated[kind, tyro.conf.arg(help=texts[field.name], **about)]
-        again = dataclasses.field(default=field.default, default_factory=field.default_factory)
-        fields.append((field.name, kind, again))
-    own = {"__doc__": command.__doc__}
-    return dataclasses.make_dataclass(
-        command.__name__, fields, bases=(command,), namespace=own, frozen=True
-    )
+        default = inspect.Parameter.empty if default is dataclasses.MISSING else default
+        parameter = partial(inspect.Parameter, field.name, inspect.Parameter.KEYWORD_ONLY)
+        parameters.append(parameter(default=default, annotation=kind))
+    build: Any = lambda **options: command(**options)
+    build.__name__, build.__doc__ = command.__name__, command.__doc__
+    build.__annotations__ = {each.name: each.annotation for each in parameters}
+    build.__signature__ = inspect.Signature(parameters)
+    return Annotated[command, tyro.conf.arg(constructor=build)]
 
 
 def _settings() -> Any:
@@ -130,7 +132,7 @@ class Train:
 
     settings: Settings  # pyright: ignore[reportInvalidTypeForm]
     """What is trained, and how."""
-    schedule: ScheduleOptions = dataclasses.field(default_factory=ScheduleOptions)  # pyright: ignore[reportInvalidTypeForm]
+    schedule: ScheduleOptions  # pyright: ignore[reportInvalidTypeForm]
     preset: Literal["none", "paper"] = "none"
     """`paper`: the published settings for this dataset, likelihood and number of layers; flags
     given beside it win."""
@@ -307,7 +309,7 @@ class Reproduce:
     """Carry out the paper's experiments, or what is left of them."""
 
     selection: SelectionOptions  # pyright: ignore[reportInvalidTypeForm]
-    schedule: ScheduleOptions = dataclasses.field(default_factory=ScheduleOptions)  # pyright: ignore[reportInvalidTypeForm]
+    schedule: ScheduleOptions  # pyright: ignore[reportInvalidTypeForm]
     workers: int | None = None
     """Runs at a time, each with its share of the cores (default: 1; with Ray one for each node)."""
     out: Path = Path("runs/reproduce")

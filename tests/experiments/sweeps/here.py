@@ -1,6 +1,7 @@
 """Runs of a moment, and an engine in this process, for tests of sweeps."""
 
 import dataclasses
+import pickle
 import time
 
 from small_runs import lines as lines_of
@@ -38,6 +39,7 @@ class Here:
         return False
 
     def start(self, job: Job):
+        assert pickle.loads(pickle.dumps(job)) == job  # what engines send to their workers
         self.given.append(job.folder.name)
         problem = self.problems.pop(0) if self.problems else None
         if isinstance(problem, BaseException):
