@@ -147,6 +147,13 @@ class TestCommandLine:
         assert "2 runs, 2 finished before, 2 of them with more steps than asked for." in said
         assert said.count("60, 40 asked") == 2
 
+    def test_in_processes(self, tiny, tmp_path, capsys):
+        """From the words of the command to runs of other processes, on its schedule."""
+        main(["reproduce", "tiny", "--workers", "2", "--report-every", "30", "--out", str(tmp_path)])
+        assert f"Tables and figures: steingrad report {tmp_path}" in capsys.readouterr().out
+        for name in tiny:
+            assert [line["step"] for line in lines(tmp_path / name)][:2] == [30, 60]
+
     def test_broken(self, tiny, tmp_path, monkeypatch, capsys):
         self.engine(monkeypatch, "A fuse blew.", None, "[Another] fuse blew.")
         assert self.run("tiny", "--out", tmp_path) == 1
