@@ -149,7 +149,8 @@ class TestCommandLine:
 
     def test_in_processes(self, tiny, tmp_path, capsys):
         """From the words of the command to runs of other processes, on its schedule."""
-        main(["reproduce", "tiny", "--workers", "2", "--report-every", "30", "--out", str(tmp_path)])
+        options = ["--workers", "2", "--report-every", "30", "--out", str(tmp_path)]
+        main(["reproduce", "tiny", *options])
         assert f"Tables and figures: steingrad report {tmp_path}" in capsys.readouterr().out
         for name in tiny:
             assert [line["step"] for line in lines(tmp_path / name)][:2] == [30, 60]
