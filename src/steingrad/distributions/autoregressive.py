@@ -11,13 +11,13 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from ..arrays import as_index, brief, check_whole, compute_dtype, is_concrete, take
 from ..derivatives import on_each_device
-from .base import COORDINATES_AT_A_TIME, MAX_STATES, Distribution
-from .from_log_prob import batch_of, traced_constants
+from .base import COORDINATES_AT_A_TIME, MAX_STATES
+from .from_function import FromFunction, batch_of, check_parameters
 
 Step = Callable[[Any, Any, Array], tuple[Any, Array]]
 
 
-class Autoregressive(Distribution):
+class Autoregressive(FromFunction):
     r"""Sequences of $T$ tokens (`length`) out of $V$ (`vocabulary`), $q(x) = \prod_t q(x_t \mid x_1
     \dots x_{t-1})$, from a recurrent step: a GRU, a language model with a cache, a table.
 
@@ -100,11 +100,7 @@ class Autoregressive(Distribution):
             )
         self.step = step
         self._parameters = parameters
-        if not jax.tree.leaves(self.parameters):
-            raise ValueError(
-                "Autoregressive needs at least one floating-point array among its parameters, but "
-                f"was given {parameters!r}."
-            )
+        check_parameters("Autoregressive", parameters)
         self._built_dtype = self.dtype
         self._carry_fn = carry if callable(carry) else None
         self.carry = None if callable(carry) else jax.tree.map(jnp.asarray, carry)
@@ -122,14 +118,6 @@ class Autoregressive(Distribution):
                 "carry=lambda parameters, condition: ..., the first carry."
             )
         _check_step(self)
-
-    @property
-    def parameters(self):
-        return eqx.filter(self._parameters, eqx.is_inexact_array)
-
-    @property
-    def batch_shape(self):
-        return self._batch_shape
 
     @property
     def event_shape(self):
@@ -151,33 +139,12 @@ class Autoregressive(Distribution):
         return self._continuations()[0]
 
     @property
-    def dtype(self):
-        return jnp.result_type(*jax.tree.leaves(self.parameters))
-
-    @property
-    def is_product(self):
-        return False
-
-    @property
-    def large_scores(self):
-        return True
-
-    @property
     def shares_parameters(self):
         return True
 
     @property
     def full_support(self):
         return self.end is None
-
-    def closed_over(self):
-        return traced_constants(self._log_prob, self._parameters, 0, self)
-
-    def with_parameters(self, parameters):
-        everything = eqx.combine(parameters, self._parameters)
-        return eqx.tree_at(
-            lambda q: q._parameters, self, everything, is_leaf=lambda leaf: leaf is None
-        )
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()):
         return self.sample_and_log_prob(key, shape)[0]
@@ -200,9 +167,10 @@ class Autoregressive(Distribution):
         _check_tokens_left(stuck)
         return log_probs
 
-    @eqx.filter_jit
-    def score(self, x):
-        return self._for_each(eqx.filter_grad(self._log_prob), x)
+    # Compiled even where the caller is not: a scan on its own would be compiled at each call.
+    score = eqx.filter_jit(FromFunction.score)
+    log_ratio = eqx.filter_jit(FromFunction.log_ratio)
+    score_change = eqx.filter_jit(FromFunction.score_change)
 
     def weighted_step_score(
         self, weights: Float[Array, "... T"], x: Float[Array, "... T V"]
@@ -259,28 +227,10 @@ class Autoregressive(Distribution):
             below = below - (index > self.end).astype(jnp.int32) * jnp.asarray(after - 1)
         return jnp.sum(below * self.mask(x).astype(jnp.int32), axis=-1, dtype=jnp.int32)
 
-    @eqx.filter_jit
-    def log_ratio(self, x, values, coordinates=None):
-        return self._for_each(self._log_ratio, x, values, self._all_if_none(x, coordinates))
-
     def linear_change(self, gradient, x, values, coordinates=None):
         gradient = take(gradient, coordinates, axis=-2)
         here = take(self.index(x), coordinates)[..., None]
         return take(gradient, values) - take(gradient, here)
-
-    @eqx.filter_jit
-    def score_change(self, coefficients, x, values, coordinates=None):
-        @eqx.filter_grad
-        def one(parameters, condition, x, coefficients, values, coordinates):
-            ratio = self._log_ratio(parameters, condition, x, values, coordinates)
-            return jnp.sum(coefficients.astype(ratio.dtype) * ratio)
-
-        return self._for_each(one, x, coefficients, values, self._all_if_none(x, coordinates))
-
-    def _all_if_none(self, x, coordinates):
-        if coordinates is not None:
-            return coordinates
-        return jnp.broadcast_to(jnp.arange(self.length, dtype=jnp.int32), x.shape[:-1])
 
     def _log_ratio(self, parameters, condition, x, values, coordinates):
         """For one state, a few neighbours at a time; recomputed when differentiated."""
@@ -298,7 +248,6 @@ class Autoregressive(Distribution):
     def _log_prob(self, parameters, condition, x):
         return jnp.sum(self._read_one(parameters, condition, x)[1])
 
-    # Compiled even where the caller is not: a scan on its own would be compiled at each call.
     @eqx.filter_jit
     def _read(self, x):
         return self._for_each(self._read_one, x)
@@ -370,21 +319,6 @@ class Autoregressive(Distribution):
             others = self.vocabulary - (self.end is not None)
             counts.append(others * counts[-1] + (self.end is not None))
         return counts[::-1]
-
-    def _for_each(self, fn, x, *others, event_ndim: int = 2):
-        """`fn(parameters, condition, x, *others)` for every sequence: its own condition along the
-        batch axes, shared ones along the axes before them, and the parameters always shared."""
-        dynamic, static = eqx.partition(self._parameters, eqx.is_array)
-
-        def mapped(condition, x, *others):
-            return fn(eqx.combine(dynamic, static), condition, x, *others)
-
-        own = [0] * (1 + len(others))
-        for _ in self._batch_shape:
-            mapped = jax.vmap(mapped, in_axes=(0, *own))
-        for _ in range(x.ndim - event_ndim - len(self._batch_shape)):
-            mapped = jax.vmap(mapped, in_axes=(None, *own))
-        return mapped(self.conditions, x, *others)
 
 
 def _check_step(q: Autoregressive) -> None:

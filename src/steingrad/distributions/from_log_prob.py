@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from ..arrays import as_index, check_whole, is_concrete, take
-from ..derivatives import device_axes
-from .base import COORDINATES_AT_A_TIME, Distribution, check_inside
+from ..arrays import as_index, check_whole, take
+from .base import COORDINATES_AT_A_TIME, check_inside
+from .from_function import FromFunction, batch_of, check_parameters
 from .ordinal import check_values, value_change, value_index, values_in
 
 
-class FromLogProb(Distribution):
+class FromLogProb(FromFunction):
     r"""Any $q_\eta$ on $\{v_1 \dots v_m\}^d$, given by $\log q_\eta(x)$ as a function of
     parameters and state: an Ising model, a network that gives probabilities, ...
 
@@ -94,28 +94,15 @@ class FromLogProb(Distribution):
         self.sampler = sampler
         self.log_ratio_fn = log_ratio_fn
         self._normalized = normalized
-        leaves = jax.tree.leaves(self.parameters)
-        if not leaves:
-            raise ValueError(
-                "FromLogProb needs at least one floating-point array among its parameters, but "
-                f"was given {parameters!r}."
-            )
+        check_parameters("FromLogProb", parameters)
         self.values = check_values("FromLogProb", values, self.dtype)
-        for leaf in [] if self.shares_parameters else leaves:
+        for leaf in [] if self.shares_parameters else jax.tree.leaves(self.parameters):
             if leaf.shape[: len(self._batch_shape)] != self._batch_shape:
                 raise ValueError(
                     f"With batch_shape={self._batch_shape} each parameter must begin with those "
                     f"axes, but one has shape {leaf.shape}. Parameters that the whole batch shares "
                     "go with conditions=..., what its elements differ in."
                 )
-
-    @property
-    def parameters(self):
-        return eqx.filter(self._parameters, eqx.is_inexact_array)
-
-    @property
-    def batch_shape(self):
-        return self._batch_shape
 
     @property
     def event_shape(self):
@@ -130,34 +117,15 @@ class FromLogProb(Distribution):
         return len(self.values)
 
     @property
-    def dtype(self):
-        return jnp.result_type(*jax.tree.leaves(self.parameters))
-
-    @property
     def normalized(self):
         return self._normalized
-
-    @property
-    def is_product(self):
-        return False
-
-    @property
-    def large_scores(self):
-        return True
 
     @property
     def shares_parameters(self):
         return self.conditions is not None
 
-    def closed_over(self):
-        batch_ndim = 0 if self.shares_parameters else len(self._batch_shape)
-        return traced_constants(self._log_prob, self._parameters, batch_ndim, self)
-
     def with_parameters(self, parameters):
-        everything = eqx.combine(parameters, self._parameters)
-        changed = eqx.tree_at(
-            lambda q: q._parameters, self, everything, is_leaf=lambda leaf: leaf is None
-        )
+        changed = super().with_parameters(parameters)
         check_values("FromLogProb", self.values, changed.dtype)
         return changed
 
@@ -170,7 +138,7 @@ class FromLogProb(Distribution):
             )
         sampler, event = self.sampler, self.event_shape
 
-        def one(parameters, condition, _, key):
+        def one(parameters, condition, key):
             x = jnp.asarray(self._call(sampler, key, parameters, condition=condition))
             if x.shape != event:
                 raise ValueError(
@@ -179,17 +147,13 @@ class FromLogProb(Distribution):
                 )
             return x.astype(self.dtype)
 
-        lead = (*shape, *self._batch_shape)
-        keys = jax.random.split(key, lead)
-        x = self._for_each(one, jnp.zeros((*lead, *event), self.dtype), keys)
+        keys = jax.random.split(key, (*shape, *self._batch_shape))
+        x = self._for_each(one, keys, event_ndim=0)
         check_inside(self, x, "It came from the sampler: let that return the values=... given.")
         return x
 
     def log_prob(self, x):
         return self._for_each(self._log_prob, x)
-
-    def score(self, x):
-        return self._for_each(eqx.filter_grad(self._log_prob), x)
 
     def index(self, x):
         return value_index("FromLogProb", x, self.values)
@@ -197,24 +161,8 @@ class FromLogProb(Distribution):
     def state(self, index):
         return values_in("FromLogProb", self.values, self.dtype)[index]
 
-    def log_ratio(self, x, values, coordinates=None):
-        return self._for_each(self._log_ratio, x, values, self._all_if_none(x, coordinates))
-
     def linear_change(self, gradient, x, values, coordinates=None):
         return value_change(gradient, x, jnp.asarray(self.values, x.dtype)[values], coordinates)
-
-    def score_change(self, coefficients, x, values, coordinates=None):
-        @eqx.filter_grad
-        def one(parameters, condition, x, coefficients, values, coordinates):
-            ratio = self._log_ratio(parameters, condition, x, values, coordinates)
-            return jnp.sum(coefficients.astype(ratio.dtype) * ratio)
-
-        return self._for_each(one, x, coefficients, values, self._all_if_none(x, coordinates))
-
-    def _all_if_none(self, x, coordinates):
-        if coordinates is not None:
-            return coordinates
-        return jnp.broadcast_to(jnp.arange(self.num_coordinates, dtype=jnp.int32), x.shape)
 
     def _call(self, fn, *inputs, condition):
         return fn(*inputs, condition) if self.shares_parameters else fn(*inputs)
@@ -229,7 +177,6 @@ class FromLogProb(Distribution):
         return log_prob
 
     def _log_ratio(self, parameters, condition, x, values, coordinates):
-        """For one state."""
         if self.log_ratio_fn is not None:
             ratio = self._call(self.log_ratio_fn, parameters, x, condition=condition)
             expected = (self.num_coordinates, self.num_values)
@@ -256,57 +203,3 @@ class FromLogProb(Distribution):
         # Recomputed, not stored, when differentiated.
         at_coordinate = jax.checkpoint(at_coordinate)
         return jax.lax.map(at_coordinate, (coordinates, values), batch_size=COORDINATES_AT_A_TIME)
-
-    def _for_each(self, fn, x, *others):
-        """`fn(parameters, condition, x, *others)` for every state: its own parameters, or its
-        condition, along the batch axes; shared ones along the axes before them."""
-        dynamic, static = eqx.partition(self._parameters, eqx.is_array)
-
-        def mapped(dynamic, condition, x, *others):
-            return fn(eqx.combine(dynamic, static), condition, x, *others)
-
-        states = [0] * (1 + len(others))
-        own = None if self.shares_parameters else 0
-        for _ in self._batch_shape:
-            mapped = jax.vmap(mapped, in_axes=(own, 0, *states))
-        for _ in range(x.ndim - 1 - len(self._batch_shape)):
-            mapped = jax.vmap(mapped, in_axes=(None, None, *states))
-        return mapped(dynamic, self.conditions, x, *others)
-
-
-def traced_constants(
-    log_prob: Callable, parameters: Any, batch_ndim: int, dist: Any
-) -> tuple[Array, ...]:
-    """What `log_prob(parameters, condition, x)`, for one state, uses of arrays that JAX is tracing
-    outside it. `parameters` begin with `batch_ndim` axes of the batch."""
-    if device_axes((parameters, dist.conditions)):
-        return ()  # inside `jax.shard_map` a trace of its own would have to know of the devices
-    dynamic, static = eqx.partition(parameters, eqx.is_array)
-    without = lambda ndim: lambda a: jax.ShapeDtypeStruct(a.shape[ndim:], a.dtype)
-    one = (
-        jax.tree.map(without(batch_ndim), dynamic),
-        jax.tree.map(without(len(dist.batch_shape)), dist.conditions),
-        jax.ShapeDtypeStruct(dist.event_shape, dist.dtype),
-    )
-    call = lambda dynamic, condition, x: log_prob(eqx.combine(dynamic, static), condition, x)
-    constants = jax.make_jaxpr(call)(*one).consts
-    return tuple(c for c in constants if eqx.is_inexact_array(c) and not is_concrete(c))
-
-
-def batch_of(name: str, conditions: Any, batch_shape: Sequence[int] | None) -> tuple[int, ...]:
-    """As given, or the first axis of the conditions; raise unless all of them begin with it."""
-    shapes = [leaf.shape for leaf in jax.tree.leaves(conditions)]
-    if conditions is not None and not shapes:
-        raise ValueError(
-            f"{name}'s conditions are arrays, but was given {conditions!r}. Leave them out if "
-            "there are none."
-        )
-    first = shapes[0][:1] if shapes else ()
-    batch = first if batch_shape is None else tuple(batch_shape)
-    for shape in shapes:
-        if shape[: len(batch)] != batch or (batch_shape is None and not shape):
-            raise ValueError(
-                f"{name}'s conditions begin with the axes of the batch, batch_shape="
-                f"{batch}, but have shapes {shapes}."
-            )
-    return batch

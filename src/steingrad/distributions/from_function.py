@@ -1,0 +1,142 @@
+"""What `FromLogProb` and `Autoregressive` share: a function of any parameters, for one state."""
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from ..arrays import is_concrete
+from ..derivatives import device_axes
+from .base import Distribution
+
+
+class FromFunction(Distribution):
+    """A distribution whose probabilities are a function of parameters, any pytree, and of
+    conditions. It is written for one state; here it becomes one for all."""
+
+    _parameters: eqx.AbstractVar[Any]
+    conditions: eqx.AbstractVar[Any]
+    _batch_shape: eqx.AbstractVar[tuple[int, ...]]
+
+    @abc.abstractmethod
+    def _log_prob(self, parameters: Any, condition: Any, x: Array) -> Array:
+        """log q of one state."""
+
+    @abc.abstractmethod
+    def _log_ratio(
+        self, parameters: Any, condition: Any, x: Array, values: Array, coordinates: Array
+    ) -> Array:
+        """log q(y) − log q(x) at the neighbours of one state."""
+
+    @property
+    def parameters(self):
+        return eqx.filter(self._parameters, eqx.is_inexact_array)
+
+    @property
+    def batch_shape(self):
+        return self._batch_shape
+
+    @property
+    def dtype(self):
+        return jnp.result_type(*jax.tree.leaves(self.parameters))
+
+    @property
+    def is_product(self):
+        return False
+
+    @property
+    def large_scores(self):
+        return True
+
+    def closed_over(self):
+        """Arrays that JAX is tracing outside `_log_prob`, and that it uses."""
+        if device_axes((self._parameters, self.conditions)):
+            return ()  # inside `jax.shard_map` a trace of its own would have to know of the devices
+        dynamic, static = eqx.partition(self._parameters, eqx.is_array)
+        batch_ndim = len(self.batch_shape)
+        without = lambda ndim: lambda a: jax.ShapeDtypeStruct(a.shape[ndim:], a.dtype)
+        one = (
+            jax.tree.map(without(0 if self.shares_parameters else batch_ndim), dynamic),
+            jax.tree.map(without(batch_ndim), self.conditions),
+            jax.ShapeDtypeStruct(self.event_shape, self.dtype),
+        )
+        call = lambda dynamic, *others: self._log_prob(eqx.combine(dynamic, static), *others)
+        constants = jax.make_jaxpr(call)(*one).consts
+        return tuple(c for c in constants if eqx.is_inexact_array(c) and not is_concrete(c))
+
+    def with_parameters(self, parameters):
+        everything = eqx.combine(parameters, self._parameters)
+        return eqx.tree_at(
+            lambda q: q._parameters, self, everything, is_leaf=lambda leaf: leaf is None
+        )
+
+    def score(self, x):
+        return self._for_each(eqx.filter_grad(self._log_prob), x)
+
+    def log_ratio(self, x, values, coordinates=None):
+        return self._for_each(self._log_ratio, x, values, self._all_if_none(x, coordinates))
+
+    def score_change(self, coefficients, x, values, coordinates=None):
+        @eqx.filter_grad
+        def one(parameters, condition, x, coefficients, values, coordinates):
+            ratio = self._log_ratio(parameters, condition, x, values, coordinates)
+            return jnp.sum(coefficients.astype(ratio.dtype) * ratio)
+
+        return self._for_each(one, x, coefficients, values, self._all_if_none(x, coordinates))
+
+    def _all_if_none(self, x, coordinates):
+        if coordinates is not None:
+            return coordinates
+        lead = x.shape[: x.ndim - self.event_ndim]
+        everywhere = jnp.arange(self.num_coordinates, dtype=jnp.int32)
+        return jnp.broadcast_to(everywhere, (*lead, self.num_coordinates))
+
+    def _for_each(self, fn: Callable, x: Array, *others: Array, event_ndim: int | None = None):
+        """`fn(parameters, condition, x, *others)` for every state (or whatever else has
+        `event_ndim` axes of its own): its own parameters, or its condition, along the batch axes;
+        shared ones along the axes before them."""
+        dynamic, static = eqx.partition(self._parameters, eqx.is_array)
+
+        def mapped(dynamic, condition, x, *others):
+            return fn(eqx.combine(dynamic, static), condition, x, *others)
+
+        states = [0] * (1 + len(others))
+        own = None if self.shares_parameters else 0
+        for _ in self._batch_shape:
+            mapped = jax.vmap(mapped, in_axes=(own, 0, *states))
+        event_ndim = self.event_ndim if event_ndim is None else event_ndim
+        for _ in range(x.ndim - event_ndim - len(self._batch_shape)):
+            mapped = jax.vmap(mapped, in_axes=(None, None, *states))
+        return mapped(dynamic, self.conditions, x, *others)
+
+
+def check_parameters(name: str, parameters: Any) -> None:
+    """Raise unless there is something to differentiate with respect to."""
+    if not any(map(eqx.is_inexact_array, jax.tree.leaves(parameters))):
+        raise ValueError(
+            f"{name} needs at least one floating-point array among its parameters, but was given "
+            f"{parameters!r}."
+        )
+
+
+def batch_of(name: str, conditions: Any, batch_shape: Sequence[int] | None) -> tuple[int, ...]:
+    """As given, or the first axis of the conditions; raise unless all of them begin with it."""
+    shapes = [leaf.shape for leaf in jax.tree.leaves(conditions)]
+    if conditions is not None and not shapes:
+        raise ValueError(
+            f"{name}'s conditions are arrays, but was given {conditions!r}. Leave them out if "
+            "there are none."
+        )
+    first = shapes[0][:1] if shapes else ()
+    batch = first if batch_shape is None else tuple(batch_shape)
+    for shape in shapes:
+        if shape[: len(batch)] != batch or (batch_shape is None and not shape):
+            raise ValueError(
+                f"{name}'s conditions begin with the axes of the batch, batch_shape="
+                f"{batch}, but have shapes {shapes}."
+            )
+    return batch
