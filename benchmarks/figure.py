@@ -1,5 +1,6 @@
 """A picture of the stored results: `python benchmarks/figure.py` writes docs/performance.png."""
 
+import argparse
 import json
 from pathlib import Path
 
@@ -55,4 +56,5 @@ def load(name: str) -> dict:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # there are no options
     main()

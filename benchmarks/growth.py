@@ -4,6 +4,7 @@ memory.
 python benchmarks/growth.py
 """
 
+import argparse
 from typing import Any
 
 import jax
@@ -77,4 +78,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # there are no options
     main()

@@ -6,6 +6,7 @@ The paper's VAE on random images; time and temporaries of one step, each estimat
 as many evaluations (two).
 """
 
+import argparse
 from functools import partial
 from typing import Any
 
@@ -56,4 +57,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # there are no options
     main()

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from types import FrameType
 from typing import NoReturn
 
@@ -38,11 +39,14 @@ def main() -> None:
     try:
         command()
     except KeyboardInterrupt:  # a second time, while the first one was dealt with
-        _leave()
+        _leave(INTERRUPTED)
     except SystemExit as end:
-        if end.code != INTERRUPTED:
+        if not isinstance(end.code, int) or end.code == 0:
             raise
-        _leave()
+        _leave(end.code)
+    except Exception:
+        traceback.print_exc()
+        _leave(1)
 
 
 def _stop_at_once(number: int, frame: FrameType | None) -> NoReturn:
@@ -70,16 +74,17 @@ def _again(number: int) -> None:
         _thread.interrupt_main(signal.Signals(number))
 
 
-def _leave() -> NoReturn:
+def _leave(code: int) -> NoReturn:
     """End without taking the interpreter apart.
 
     A thread of XLA that still compiles may touch what is gone by then, which is a segmentation
-    fault in place of an exit code.
+    fault in place of an exit code. And one of several processes would wait at its end for the
+    others, which wait for its part of a sum: once it is gone, they are told.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(INTERRUPTED)
+    os._exit(code)
 
 
 if __name__ == "__main__":

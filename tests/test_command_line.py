@@ -1,5 +1,6 @@
 """The commands, as a user types them."""
 
+import io
 import json
 import math
 import signal
@@ -31,6 +32,18 @@ def asked(monkeypatch):
         return made[0]
 
     return ask
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "ascii"])
+def test_letters_that_a_terminal_has_not(encoding, monkeypatch):
+    """A question mark in their place; a path that is no text stays as it is."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
+    monkeypatch.setattr("sys.stdout", out)
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--help"])
+    assert stop.value.code == 0
+    print("folder-\udcff, α", file=out)
+    assert out.buffer.getvalue().endswith(b"folder-\xff, ?\n")
 
 
 class TestTrain:
@@ -164,8 +177,9 @@ class TestCommandLine:
         out = json.loads(capsys.readouterr().out)
         assert out["samples"] == 7
         assert out["bound"] > out["elbo"]
-        main(["sample", str(trained.path), "--out", str(tmp_path / "grid.png")])
-        assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
+        picture = tmp_path / "new" / "folder" / "grid.png"
+        main(["sample", str(trained.path), "--out", str(picture)])
+        assert picture.read_bytes().startswith(b"\x89PNG")
 
     def test_train_with_preset(self, tmp_path, capsys):
         main(["train", "--preset", "paper", "--steps", "10", "--seed", "4", "--layer-sizes", "5",

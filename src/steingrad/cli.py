@@ -4,6 +4,7 @@
 """
 
 import ast
+import codecs
 import dataclasses
 import inspect
 import io
@@ -21,7 +22,7 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
-from rich.table import Table
+from rich.table import Column, Table
 
 from . import __version__, data
 from .experiments import (
@@ -101,9 +102,10 @@ def _settings() -> Any:
         kind: Any = Literal[about["choices"]] if about["choices"] else types[name]
         switch = isinstance(default, bool)
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
-        hint = {} if switch or default is None else {"help_behavior_hint": f"(default: {shown})"}
+        hint = {}
         if not switch:
             hint["metavar"] = _metavar(about["choices"], kind)
+            hint["help_behavior_hint"] = "" if default is None else f"(default: {shown})"
         argument = tyro.conf.arg(help=about["help"], **hint, **extras.get(name, {}))
         kind = bool if switch else kind | None
         fields.append((name, Annotated[kind, argument], default if switch else None))
@@ -347,7 +349,7 @@ class Reproduce:
         finally:
             engine.stop()
         if broken:
-            rows = Table("broken run", "why")
+            rows = Table(Column("broken run", overflow="fold"), "why")
             for name, why in broken.items():
                 rows.add_row(name, escape(why))
             show(rows)
@@ -376,7 +378,8 @@ class Data:
     data_dir: DataDir = None
 
     def run(self) -> None:
-        rows = Table("dataset", "found", "images", "train / valid / test", "files", "where")
+        name, where = (Column(heading, overflow="fold") for heading in ("dataset", "where"))
+        rows = Table(name, "found", "images", "train / valid / test", "files", where)
         for entry in data.status(self.data_dir):
             files = "as published" if entry.published else "not the published ones"
             rows.add_row(
@@ -388,6 +391,16 @@ class Data:
                 entry.where,
             )
         show(rows)
+
+
+def _as_far_as_possible(error: UnicodeError) -> tuple[bytes, int]:
+    """Paths as they are, text or not; a question mark for what the terminal has no letter for."""
+    assert isinstance(error, UnicodeEncodeError)
+    letters = error.object[error.start : error.end]
+    return b"".join(
+        letter.encode("ascii", "surrogateescape" if "\udc80" <= letter <= "\udcff" else "replace")
+        for letter in letters
+    ), error.end
 
 
 def show(rows: Table) -> None:
@@ -402,7 +415,8 @@ def main(arguments: list[str] | None = None) -> None:
         f"[yellow]warning:[/] {escape(str(message))}"
     )
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")  # paths as they are, text or not
+        codecs.register_error(__name__, _as_far_as_possible)
+        sys.stdout.reconfigure(errors=__name__)
     command = None
     try:
         if arguments == ["--version"]:

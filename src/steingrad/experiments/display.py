@@ -9,15 +9,28 @@ from rich.progress import (
     BarColumn,
     Progress,
     ProgressColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from ..data import label
 from .training.config import Config
 
 BarsT = TypeVar("BarsT", bound="_Bars")
+
+
+class _Yielding(ProgressColumn):
+    """Text as it is, cut where the terminal is too narrow for everything, before numbers are."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.text = text
+
+    def render(self, task: Task) -> Text:
+        return Text(self.text.format(task=task), no_wrap=True, overflow="ellipsis")
 
 
 class _Bars:
@@ -36,6 +49,9 @@ class _Bars:
         self.progress.__exit__(*exc)
         sys.stderr.flush()
 
+    def _print(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
 
 class Display(_Bars):
     """Shows step, rate, remaining time, ELBO and variance while a run goes on."""
@@ -44,13 +60,13 @@ class Display(_Bars):
         self.config = config
         super().__init__(
             quiet,
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total} steps"),
-            TextColumn("{task.fields[numbers]}"),
+            _Yielding("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.completed}/{task.total}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
+            _Yielding("{task.fields[numbers]}"),
         )
         self.name = f"{label(config.dataset)} {config.estimator} K={config.samples}"
         self.task = self.progress.add_task(
@@ -61,7 +77,7 @@ class Display(_Bars):
         if self.live:
             self.progress.update(self.task, numbers=text)
         else:
-            self.console.print(f"{self.name}: {text}", highlight=False, soft_wrap=True)
+            self._print(f"{self.name}: {text}")
 
     def advance(self, step: int) -> None:
         self.progress.update(self.task, completed=step)
@@ -89,9 +105,7 @@ class Display(_Bars):
             for name, value in line.items()
             if name not in ("step", "seed", "final")
         )
-        self.console.print(
-            f"{self.name} seed {line['seed']}: {text}", highlight=False, soft_wrap=True
-        )
+        self._print(f"{self.name} seed {line['seed']}: {text}")
 
 
 class SweepDisplay(_Bars):
@@ -103,8 +117,8 @@ class SweepDisplay(_Bars):
     def __init__(self, step: int, steps: int, quiet: bool = False):
         super().__init__(
             quiet,
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
+            _Yielding("{task.description}"),
+            BarColumn(bar_width=20),
             TextColumn("{task.completed}/{task.total} steps"),
             TextColumn("{task.fields[note]}", markup=False),
         )
@@ -114,7 +128,7 @@ class SweepDisplay(_Bars):
         self.last_line = time.monotonic()
 
     def message(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+        self._print(text)
 
     def start(self, name: str, step: int, steps: int) -> None:
         self.lines[name] = self.progress.add_task(name, completed=step, total=steps, note="")

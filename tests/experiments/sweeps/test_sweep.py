@@ -147,13 +147,19 @@ class TestCommandLine:
         assert "2 runs, 2 finished before, 2 of them with more steps than asked for." in said
         assert said.count("60, 40 asked") == 2
 
-    def test_in_processes(self, tiny, tmp_path, capsys):
-        """From the words of the command to runs of other processes, on its schedule."""
-        options = ["--workers", "2", "--report-every", "30", "--out", str(tmp_path)]
-        main(["reproduce", "tiny", *options])
-        assert f"Tables and figures: steingrad report {tmp_path}" in capsys.readouterr().out
+    def test_in_processes(self, tiny, tmp_path, monkeypatch, capsys):
+        """From the words of the command to runs of other processes: its schedule, a folder below
+        the home of the user, and nothing of a module that lies about."""
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv("USERPROFILE", str(tmp_path))
+        (tmp_path / "images").mkdir()
+        (tmp_path / "random.py").write_text("raise SystemError('not the module you think')")
+        monkeypatch.chdir(tmp_path)
+        options = ["--workers", "2", "--report-every", "30", "--data-dir", "~/images"]
+        main(["reproduce", "tiny", *options, "--out", "out"])
+        assert "Tables and figures: steingrad report out" in capsys.readouterr().out
         for name in tiny:
-            assert [line["step"] for line in lines(tmp_path / name)][:2] == [30, 60]
+            assert [line["step"] for line in lines(tmp_path / "out" / name)][:2] == [30, 60]
 
     def test_broken(self, tiny, tmp_path, monkeypatch, capsys):
         self.engine(monkeypatch, "A fuse blew.", None, "[Another] fuse blew.")

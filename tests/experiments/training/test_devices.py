@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -102,25 +104,55 @@ def test_eight_devices(settings, tmp_path):
         np.testing.assert_allclose(list(a.values()), list(b.values()), rtol=1e-3)
 
 
-@pytest.mark.slow
-def test_two_processes(alone, tmp_path):
+def processes(number, *arguments):
+    """So many processes that share one run."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    path = tmp_path / "run"
-    both = [
+    return [
         command(
-            "--estimator", "bronco", "--out", path, "--devices", "all", devices=1,
-            **{ADDRESS: address, PROCESSES: "2", PROCESS: str(process)},
+            "--estimator", "bronco", "--devices", "all", *arguments, devices=1,
+            **{ADDRESS: address, PROCESSES: str(number), PROCESS: str(process)},
         )
-        for process in range(2)
+        for process in range(number)
     ]  # fmt: skip
-    outputs = [finished(process) for process in both]
+
+
+@pytest.mark.slow
+def test_two_processes(alone, tmp_path):
+    path = tmp_path / "run"
+    outputs = [finished(process) for process in processes(2, "--out", path)]
     # (Collectives on a CPU say that they are connected, too.)
     assert outputs[0].splitlines()[-1] == str(path)
     assert str(path) not in outputs[1]
     assert_same(alone, path)
     assert json.loads((path / "config.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_the_first_process_stops(alone):
+    """What is wrong is said once, and none waits for the others (their time limits are longer)."""
+    first, second = processes(2, "--out", alone)
+    _, err = first.communicate(timeout=120)
+    assert first.returncode == 1
+    assert "holds a run already" in err
+    second.communicate(timeout=120)
+    assert second.returncode != 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_terminated(tmp_path):
+    """By whatever manages a cluster."""
+    path = tmp_path / "run"
+    (process,) = processes(1, "--out", path, "--steps", "1000000")
+    deadline = time.monotonic() + 120
+    while not list(path.glob("checkpoint-*.eqx")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert list(path.glob("checkpoint-*.eqx"))
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
 
 
 def test_more_devices_than_there_are():

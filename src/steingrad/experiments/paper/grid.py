@@ -146,4 +146,4 @@ def find(name: str) -> Experiment:
 
 
 def _file(name: str) -> str:
-    return (importlib.resources.files("steingrad.experiments.paper") / name).read_text()
+    return (importlib.resources.files("steingrad.experiments.paper") / name).read_text("utf-8")

@@ -146,4 +146,4 @@ def _sentences(sentences: Iterable[str], name: str = "") -> str:
 
 
 def _file(name: str) -> str:
-    return (importlib.resources.files("steingrad.experiments.report") / name).read_text()
+    return (importlib.resources.files("steingrad.experiments.report") / name).read_text("utf-8")

@@ -13,10 +13,12 @@ from typing import IO, Any, Protocol, runtime_checkable
 
 from ..training.config import ConfigError
 from ..training.runs import RunError
-from .worker import Job, attempt
+from .worker import Job, append_log, attempt
 
 # Ray submits a run again so many times if its worker or node is lost.
 RAY_RETRIES = 3
+# As the command is, not with the modules of the current folder (-P).
+PYTHON = (sys.executable, "-P", "-c")
 
 
 @runtime_checkable
@@ -56,7 +58,7 @@ class Processes:
     def accelerated(self) -> bool:
         # Asked in another process: this one would keep the accelerator's memory to itself.
         code = "import jax; print(jax.default_backend())"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        done = subprocess.run([*PYTHON, code], capture_output=True, text=True)
         return done.returncode == 0 and done.stdout.split()[-1:] not in ([], ["cpu"])
 
     @property
@@ -71,7 +73,7 @@ class Processes:
             fraction = f"{0.75 / self.slots:.3f}"
             environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", fraction)
         process = subprocess.Popen(
-            [sys.executable, "-c", "from steingrad.experiments.sweeps.worker import main; main()"],
+            [*PYTHON, "from steingrad.experiments.sweeps.worker import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -110,11 +112,10 @@ def _problem(job: Job, code: int, output: str, errors: str) -> str | None:
     """What went wrong, as a sentence; last words of a crash go to the run folder."""
     if code == 0:
         return None
+    if errors.strip() and job.folder.is_dir():
+        append_log(job, errors)
     if output:
         return output
-    if errors.strip() and job.folder.is_dir():
-        with (job.folder / "errors.log").open("a") as file:
-            file.write(errors)
     if code == -getattr(signal, "SIGKILL", 9):
         return "The worker was killed (SIGKILL). If nobody did, memory ran out: try fewer workers."
     how = f"by signal {-code}" if code < 0 else f"with code {code}"

@@ -47,7 +47,7 @@ def sweep(
 def _job(run: Planned, out: Path, schedule: Schedule, data_dir: Path | None) -> Job:
     """Workers may have another directory and, on other machines, another environment."""
     place = data_dir or os.environ.get("STEINGRAD_DATA_DIR")
-    where = Path(place).absolute() if place else None
+    where = Path(place).expanduser().absolute() if place else None
     return Job(run.config, (out / run.name).absolute(), schedule, where)
 
 

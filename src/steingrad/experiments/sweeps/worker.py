@@ -52,20 +52,20 @@ def attempt(job: Job, cores: int | None = None) -> str | None:
                     wait=LOCK_SECONDS,
                 )
             finally:
-                _log(job, "".join(f"warning: {warning.message}\n" for warning in said))
+                append_log(job, "".join(f"warning: {warning.message}\n" for warning in said))
     except Exception as error:
-        _log(job, traceback.format_exc())
+        append_log(job, traceback.format_exc())
         if isinstance(error, (ConfigError, RunError, Diverged, data.DataError, OSError)):
             return str(error)
         return f"{type(error).__name__}: {error}"
     return None
 
 
-def _log(job: Job, text: str) -> None:
+def append_log(job: Job, text: str) -> None:
     """Nobody watches a worker: what it has to say is kept beside the run."""
     if text:
-        with contextlib.suppress(OSError), (job.folder / "errors.log").open("a") as log:
-            log.write(text)
+        with contextlib.suppress(OSError), (job.folder / "errors.log").open("ab") as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def main() -> None:

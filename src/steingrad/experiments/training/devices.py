@@ -105,5 +105,7 @@ def join(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def _initialize(*where: Any) -> None:
+    # JAX would keep SIGTERM to itself, for programs that ask whether it came: this one is to end.
+    jax.config.update("jax_enable_preemption_service", False)
     # At the end all wait for the first, which evaluates. If it dies, they are told.
     jax.distributed.initialize(*where, shutdown_timeout_seconds=DAY)

@@ -17,7 +17,7 @@ from .devices import Devices
 from .evaluation import elbos, final_bounds
 from .lock import sole_owner
 from .resume import open_run
-from .runs import Run
+from .runs import Run, RunError
 from .schedule import Schedule
 from .step import State
 from .summary import report_lines
@@ -96,9 +96,13 @@ def follow(
 ) -> None:
     """Make the steps of a run whose folder another process keeps: see `train`."""
     task = Task.load(config, data_dir, devices)
-    step, state = _everywhere(devices, 0, task.initial_state())
-    with Display(config, step, quiet=True) as display:
-        _steps(task, None, schedule or Schedule(), step, state, lambda line: None, display)
+    try:
+        step, state = _everywhere(devices, 0, task.initial_state())
+        with Display(config, step, quiet=True) as display:
+            _steps(task, None, schedule or Schedule(), step, state, lambda line: None, display)
+    except jax.errors.JaxRuntimeError as error:
+        why = str(error).partition("\n")[0]
+        raise RunError(f"If the first process has stopped, it says why. Here: {why}") from error
 
 
 def _everywhere(devices: Devices, step: int, state: State) -> tuple[int, State]:

@@ -44,5 +44,6 @@ def save_grids(grids: Mapping[str, Float[np.ndarray, "height width"]], path: Pat
         axis.imshow(grid, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         axis.set_title(title, loc="left", fontsize=11)
         axis.set_axis_off()
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
     plt.close(figure)
