@@ -234,3 +234,8 @@ def test_sampler_with_a_key_of_the_old_kind():
     x = q.sample(old, (4,))
     assert x.shape == (4, 2, 3)
     np.testing.assert_array_equal(x, q.sample(jax.random.wrap_key_data(old), (4,)))
+    step = lambda p, carry, token: (carry, p)
+    sequences = sg.Autoregressive(step, jnp.zeros(3), jnp.zeros(2), length=5, vocabulary=3)
+    x = sequences.sample(old, (4,))
+    assert x.shape == (4, 5, 3)
+    np.testing.assert_array_equal(x, sequences.sample(jax.random.wrap_key_data(old), (4,)))

@@ -153,7 +153,7 @@ class Autoregressive(FromFunction):
         self, key: PRNGKeyArray, shape: tuple[int, ...] = ()
     ) -> tuple[Float[Array, "*lead T V"], Float[Array, "*lead T"]]:
         """Samples, and the log-probability of each of their tokens, out of one scan."""
-        x, log_probs, stuck = self._draw(jax.random.split(key, (*shape, *self._batch_shape)))
+        x, log_probs, stuck = self._draw(key, shape)
         _check_tokens_left(stuck)
         return x, log_probs
 
@@ -253,8 +253,8 @@ class Autoregressive(FromFunction):
         return self._for_each(self._read_one, x)
 
     @eqx.filter_jit
-    def _draw(self, keys):
-        return self._for_each(self._draw_one, keys, event_ndim=0)
+    def _draw(self, key, shape):
+        return self._for_each_key(self._draw_one, key, shape)
 
     def _read_one(self, parameters, condition, x):
         return self._scan(parameters, condition, lambda token, _: token, x)

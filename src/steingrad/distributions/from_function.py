@@ -7,7 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
 from ..arrays import is_concrete
 from ..derivatives import device_axes
@@ -94,6 +94,13 @@ class FromFunction(Distribution):
         lead = x.shape[: x.ndim - self.event_ndim]
         everywhere = jnp.arange(self.num_coordinates, dtype=jnp.int32)
         return jnp.broadcast_to(everywhere, (*lead, self.num_coordinates))
+
+    def _for_each_key(self, fn: Callable, key: PRNGKeyArray, shape: tuple[int, ...]):
+        """`fn(parameters, condition, key)` for every sample, with a key of its own."""
+        lead = (*shape, *self._batch_shape)
+        keys = jax.random.split(key, lead)
+        # A key of the old kind has an axis.
+        return self._for_each(fn, keys, event_ndim=keys.ndim - len(lead))
 
     def _for_each(self, fn: Callable, x: Array, *others: Array, event_ndim: int | None = None):
         """`fn(parameters, condition, x, *others)` for every state (or whatever else has

@@ -147,8 +147,7 @@ class FromLogProb(FromFunction):
                 )
             return x.astype(self.dtype)
 
-        keys = jax.random.split(key, (*shape, *self._batch_shape))
-        x = self._for_each(one, keys, event_ndim=0)
+        x = self._for_each_key(one, key, shape)
         check_inside(self, x, "It came from the sampler: let that return the values=... given.")
         return x
 
