@@ -5,6 +5,7 @@ a traceback that no code of the package could catch.
 """
 
 import _thread
+import contextlib
 import os
 import signal
 import sys
@@ -82,8 +83,9 @@ def _leave(code: int) -> NoReturn:
     others, which wait for its part of a sum: once it is gone, they are told.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            stream.flush()
     os._exit(code)
 
 

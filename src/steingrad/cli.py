@@ -22,7 +22,7 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
-from rich.table import Column, Table
+from rich.table import Table
 
 from . import __version__, data
 from .experiments import (
@@ -85,6 +85,7 @@ def _readable(command: type) -> Any:
         default = inspect.Parameter.empty if default is dataclasses.MISSING else default
         parameter = partial(inspect.Parameter, field.name, inspect.Parameter.KEYWORD_ONLY)
         parameters.append(parameter(default=default, annotation=kind))
+    # No `def`: a checker of types that wraps functions would hide what is set here.
     build: Any = lambda **options: command(**options)
     build.__name__, build.__doc__ = command.__name__, command.__doc__
     build.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -349,7 +350,7 @@ class Reproduce:
         finally:
             engine.stop()
         if broken:
-            rows = Table(Column("broken run", overflow="fold"), "why")
+            rows = Table("broken run", "why")
             for name, why in broken.items():
                 rows.add_row(name, escape(why))
             show(rows)
@@ -378,8 +379,7 @@ class Data:
     data_dir: DataDir = None
 
     def run(self) -> None:
-        name, where = (Column(heading, overflow="fold") for heading in ("dataset", "where"))
-        rows = Table(name, "found", "images", "train / valid / test", "files", where)
+        rows = Table("dataset", "found", "images", "train / valid / test", "files", "where")
         for entry in data.status(self.data_dir):
             files = "as published" if entry.published else "not the published ones"
             rows.add_row(
@@ -404,6 +404,8 @@ def _as_far_as_possible(error: UnicodeError) -> tuple[bytes, int]:
 
 
 def show(rows: Table) -> None:
+    for column in rows.columns:
+        column.overflow = "fold"  # in a narrow terminal nothing is cut
     Console(width=None if sys.stdout.isatty() else 160).print(rows)
 
 

@@ -49,7 +49,7 @@ class _Bars:
         self.progress.__exit__(*exc)
         sys.stderr.flush()
 
-    def _print(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -77,7 +77,7 @@ class Display(_Bars):
         if self.live:
             self.progress.update(self.task, numbers=text)
         else:
-            self._print(f"{self.name}: {text}")
+            super().message(f"{self.name}: {text}")
 
     def advance(self, step: int) -> None:
         self.progress.update(self.task, completed=step)
@@ -105,7 +105,7 @@ class Display(_Bars):
             for name, value in line.items()
             if name not in ("step", "seed", "final")
         )
-        self._print(f"{self.name} seed {line['seed']}: {text}")
+        super().message(f"{self.name} seed {line['seed']}: {text}")
 
 
 class SweepDisplay(_Bars):
@@ -126,9 +126,6 @@ class SweepDisplay(_Bars):
         self.steps = steps
         self.lines: dict[str, Any] = {}
         self.last_line = time.monotonic()
-
-    def message(self, text: str) -> None:
-        self._print(text)
 
     def start(self, name: str, step: int, steps: int) -> None:
         self.lines[name] = self.progress.add_task(name, completed=step, total=steps, note="")

@@ -112,8 +112,7 @@ def _problem(job: Job, code: int, output: str, errors: str) -> str | None:
     """What went wrong, as a sentence; last words of a crash go to the run folder."""
     if code == 0:
         return None
-    if errors.strip() and job.folder.is_dir():
-        append_log(job, errors)
+    append_log(job, errors)
     if output:
         return output
     if code == -getattr(signal, "SIGKILL", 9):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
-from rich.table import Column, Table
+from rich.table import Table
 
 from ..display import duration
 from ..paper import grid
@@ -155,7 +155,7 @@ def seconds_left(planned: list[Planned], costs: Costs, slots: int) -> float:
 
 def table(planned: list[Planned], costs: Costs) -> Table:
     """A line for each run."""
-    rows = Table(Column("run", overflow="fold"), "status", "steps", "estimated time left")
+    rows = Table("run", "status", "steps", "estimated time left")
     for run in planned:
         asked = run.config.steps
         if not run.left:

@@ -63,7 +63,7 @@ def attempt(job: Job, cores: int | None = None) -> str | None:
 
 def append_log(job: Job, text: str) -> None:
     """Nobody watches a worker: what it has to say is kept beside the run."""
-    if text:
+    if text.strip():
         with contextlib.suppress(OSError), (job.folder / "errors.log").open("ab") as file:
             file.write(text.encode("utf-8", "backslashreplace"))
 
