@@ -31,12 +31,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA's remarks on what it f
 
 import jax
 
-import steingrad_command
-from steingrad import cli
-from steingrad.experiments import Config, Run, RunError, Schedule
-from steingrad.experiments.sweeps.engines import Processes
-from steingrad.experiments.sweeps.plan import plan
-from steingrad.experiments.sweeps.sweep import sweep
+from steingrad_lab import __main__ as entry
+from steingrad_lab import cli
+from steingrad_lab.sweeps.engines import Processes
+from steingrad_lab.sweeps.plan import plan
+from steingrad_lab.sweeps.sweep import sweep
+from steingrad_lab.training import Config, Run, RunError, Schedule
 
 TINY = Config(
     estimator="rloo", layer_sizes=(5,), hidden=(5,), steps=6000, batch_size=20, bound_samples=2
@@ -202,7 +202,7 @@ def interrupts(place: Path, wanted: int, draw: random.Random) -> tuple[int, Coun
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv = ["steingrad", *command(SMALL, SMALL_SCHEDULE, out)]
         print("begun", flush=True)
-        steingrad_command.main()
+        entry.main()
 
     for number in range(wanted):
         log = place / f"interrupt-{number}.log"

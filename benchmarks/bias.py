@@ -24,13 +24,14 @@ from figure import load
 from steps import contestant, per_step
 from timing import RESULTS, race, save, summarise
 
-from steingrad import data
-from steingrad.experiments import Config, Run, Schedule, configure
-from steingrad.experiments.estimators import DESCRIPTIONS
-from steingrad.experiments.report.styles import STYLES
-from steingrad.experiments.sweeps.engines import Processes
-from steingrad.experiments.sweeps.plan import plan
-from steingrad.experiments.sweeps.sweep import sweep
+from steingrad_lab import data
+from steingrad_lab.estimators import DESCRIPTIONS
+from steingrad_lab.paper.settings import configure
+from steingrad_lab.report.styles import STYLES
+from steingrad_lab.sweeps.engines import Processes
+from steingrad_lab.sweeps.plan import plan
+from steingrad_lab.sweeps.sweep import sweep
+from steingrad_lab.training import Config, Run, Schedule
 
 DOCS = Path(__file__).parent.parent / "docs"
 RIVALS = ("reinmax", "straight_through", "rodeo", "lariat", "bronco")

@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from timing import RESULTS
 
-from steingrad.experiments.estimators import DESCRIPTIONS
+from steingrad_lab.estimators import DESCRIPTIONS
 
 OUT = Path(__file__).parent.parent / "docs" / "performance.png"
 

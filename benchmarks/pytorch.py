@@ -16,7 +16,7 @@ from timing import race, save, show, summarise
 from torch import nn
 
 import steingrad.torch as sgt
-from steingrad.experiments import Config
+from steingrad_lab.training import Config
 
 STEPS = 20
 BY_HAND = "RLOO by hand"

@@ -14,8 +14,8 @@ import numpy as np
 from steps import training
 from timing import race, save, show, summarise
 
-from steingrad.data import Dataset
-from steingrad.experiments import Config
+from steingrad_lab.data import Dataset
+from steingrad_lab.training import Config
 
 ESTIMATORS = ("rloo", "lariat", "bronco", "rodeo")
 BATCHES = (100, 1_000, 10_000)

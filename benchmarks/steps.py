@@ -16,12 +16,12 @@ import numpy as np
 import optax
 from timing import race, save, show, summarise
 
-from steingrad.data import Dataset
-from steingrad.experiments import Config, configure
-from steingrad.experiments.paper.grid import Entry, find
-from steingrad.experiments.training import Task
-from steingrad.models import BernoulliLikelihood, mlp_vae
-from steingrad.models.resnet import UpConv
+from steingrad_lab.data import Dataset
+from steingrad_lab.models import BernoulliLikelihood, mlp_vae
+from steingrad_lab.models.resnet import UpConv
+from steingrad_lab.paper.grid import Entry, find
+from steingrad_lab.paper.settings import configure
+from steingrad_lab.training import Config, Task
 
 STEPS = 20
 

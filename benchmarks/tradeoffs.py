@@ -17,10 +17,10 @@ from rich.table import Table
 from steps import contestant, per_step
 from timing import race, save, summarise
 
-from steingrad.experiments import Config, Run
-from steingrad.experiments.sweeps.engines import Processes
-from steingrad.experiments.sweeps.plan import plan
-from steingrad.experiments.sweeps.sweep import sweep
+from steingrad_lab.sweeps.engines import Processes
+from steingrad_lab.sweeps.plan import plan
+from steingrad_lab.sweeps.sweep import sweep
+from steingrad_lab.training import Config, Run
 
 STEPS = 10_000
 # The variance of a run: mean of what it reported in its last steps.

@@ -13,10 +13,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from steingrad.experiments import Config, Schedule, summary, train
-from steingrad.experiments.estimators import DESCRIPTIONS
-from steingrad.experiments.report.figures import plot_curves
-from steingrad.experiments.report.metrics import METRICS
+from steingrad_lab.estimators import DESCRIPTIONS
+from steingrad_lab.report.figures import plot_curves
+from steingrad_lab.report.metrics import METRICS
+from steingrad_lab.training import Config, Schedule, summary, train
 
 OUT = Path("runs/digits")
 

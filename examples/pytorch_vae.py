@@ -15,7 +15,7 @@ import torch
 from torch import distributions, nn
 
 import steingrad.torch as sgt
-from steingrad.data import load
+from steingrad_lab.data import load
 
 
 def mlp(*sizes: int) -> nn.Sequential:

@@ -13,7 +13,7 @@ def x64():
 def trained(tmp_path_factory):
     """A small run from beginning to end: to be looked at, or copied."""
     from small_runs import SCHEDULE, SMALL
-    from steingrad.experiments import train
+    from steingrad_lab.training import train
 
     with jax.numpy_dtype_promotion("standard"):
         return train(

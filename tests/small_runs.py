@@ -1,6 +1,6 @@
 """A model that trains in a moment, for tests of experiments."""
 
-from steingrad.experiments import Config, Run, Schedule
+from steingrad_lab.training import Config, Run, Schedule
 
 SMALL = Config(
     steps=60, layer_sizes=(6,), hidden=(8,), surrogate_hidden=5, batch_size=20, bound_samples=5

@@ -9,7 +9,7 @@ import pytest
 
 import steingrad as sg
 from marks import slow
-from steingrad.experiments import Config
+from steingrad_lab.training import Config
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ import optax
 
 import steingrad as sg
 import steingrad.torch as sgt
-from steingrad.data import load
-from steingrad.models import BernoulliLikelihood, elbo_and_grad, mlp_vae
+from steingrad_lab.data import load
+from steingrad_lab.models import BernoulliLikelihood, elbo_and_grad, mlp_vae
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 STEPS, LAST = 1_000, 300

@@ -1,0 +1,5 @@
+"""The laboratory: data, models, training, sweeps, the paper's experiments, reports, command line.
+
+Importing this package imports nothing else, so that the command can answer Ctrl-C before JAX is
+loaded. Import its rooms: `steingrad_lab.training`, `steingrad_lab.report`, ...
+"""

@@ -1,0 +1,452 @@
+"""Train binary VAEs with low-variance gradients, and look at what came out.
+
+`steingrad --version` says which version this is.
+"""
+
+import ast
+import codecs
+import dataclasses
+import inspect
+import io
+import itertools
+import sys
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_type_hints
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import track
+from rich.table import Table
+
+from steingrad import __version__
+
+from . import data
+from .models import reconstruct, sample_images
+from .paper.settings import configure, run_name
+from .report import write_report
+from .sweeps.costs import Costs
+from .sweeps.engines import Engine, Processes, RayCluster
+from .sweeps.plan import Selection, plan, seconds_left, summary_line, table
+from .sweeps.sweep import sweep
+from .training import (
+    Config,
+    ConfigError,
+    Diverged,
+    Run,
+    RunError,
+    Schedule,
+    evaluate,
+    follow,
+    load_trained,
+    train,
+)
+from .training.config import FIELDS, NUMBERS, default_of
+from .training.devices import Devices, join
+from .training.display import duration
+from .training.evaluation import IMAGES_AT_A_TIME, evaluation_key
+from .training.pictures import image_grid, save_grids
+from .training.runs import checkpoints
+from .training.stored import json_line
+
+_path = partial(tyro.conf.arg, metavar="PATH", help_behavior_hint="")
+DataDir = Annotated[
+    Path | None,
+    _path(help="Where the datasets are (default: $STEINGRAD_DATA_DIR, then the cache)."),
+]
+MovedData = Annotated[
+    Path | None,
+    _path(help="Where the images of your own are that it was trained on, if they have moved."),
+]
+
+
+def _readable(command: type) -> Any:
+    """`command`, built by a function that shows tyro the same options: the docstring of each on one
+    line, and nothing about None, neither as a value nor as the default."""
+    (tree,) = ast.parse(inspect.getsource(command)).body
+    assert isinstance(tree, ast.ClassDef)
+    texts = {}
+    for field, after in itertools.pairwise(tree.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
+            assert isinstance(field.target, ast.Name)
+            texts[field.target.id] = " ".join(ast.literal_eval(after.value).split())
+    kinds, parameters = get_type_hints(command, include_extras=True), []
+    for field in dataclasses.fields(command):
+        kind, default = kinds[field.name], field.default
+        about: dict[str, Any] = {}
+        if default is None:
+            about = {"metavar": _metavar(None, kind), "help_behavior_hint": ""}
+        if field.name in texts:
+            kind = Annotated[kind, tyro.conf.arg(help=texts[field.name], **about)]
+        default = inspect.Parameter.empty if default is dataclasses.MISSING else default
+        parameter = partial(inspect.Parameter, field.name, inspect.Parameter.KEYWORD_ONLY)
+        parameters.append(parameter(default=default, annotation=kind))
+    # No `def`: a checker of types that wraps functions would hide what is set here.
+    build: Any = lambda **options: command(**options)
+    build.__name__, build.__doc__ = command.__name__, command.__doc__
+    build.__annotations__ = {each.name: each.annotation for each in parameters}
+    build.__signature__ = inspect.Signature(parameters)
+    return Annotated[command, tyro.conf.arg(constructor=build)]
+
+
+def _settings() -> Any:
+    """The settings of `Config`, each None unless it is given: then --preset and --layers know what
+    was left to them. (Switches have their defaults, which no preset changes.)"""
+    extras = {"global_": {"name": "global"}, "seeds": {"aliases": ("--seed",)}}
+    types, fields = get_type_hints(Config), []
+    for name, field in FIELDS.items():
+        about, default = field.metadata, default_of(name)
+        kind: Any = Literal[about["choices"]] if about["choices"] else types[name]
+        switch = isinstance(default, bool)
+        shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
+        hint = {}
+        if not switch:
+            hint["metavar"] = _metavar(about["choices"], kind)
+            hint["help_behavior_hint"] = "" if default is None else f"(default: {shown})"
+        argument = tyro.conf.arg(help=about["help"], **hint, **extras.get(name, {}))
+        kind = bool if switch else kind | None
+        fields.append((name, Annotated[kind, argument], default if switch else None))
+    return dataclasses.make_dataclass("Settings", fields, frozen=True)
+
+
+def _metavar(choices: tuple[str, ...] | None, kind: Any) -> str:
+    """What stands for the value in the help (not tyro's, which would offer None)."""
+    if choices:
+        return "{" + ",".join(choices) + "}"
+    kind = str(kind)
+    names = {"Path": "PATH", "int": "INT", "float": "FLOAT", "str": "STR"}
+    name = next(shown for known, shown in names.items() if known in kind)
+    name = "{all}|" + name if "'all'" in kind else name
+    return f"[{name} ...]" if "tuple" in kind else name
+
+
+Settings = _settings()
+ScheduleOptions = _readable(Schedule)
+SelectionOptions = _readable(Selection)
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """Train a binary VAE and write a run folder."""
+
+    settings: Settings  # pyright: ignore[reportInvalidTypeForm]
+    """What is trained, and how."""
+    schedule: ScheduleOptions  # pyright: ignore[reportInvalidTypeForm]
+    preset: Literal["none", "paper"] = "none"
+    """`paper`: the published settings for this dataset, likelihood and number of layers; flags
+    given beside it win."""
+    layers: int | None = None
+    """Stochastic layers of 200 bits, with affine encoders and decoders if more than one (paper:
+    1 to 4). For other sizes: --layer-sizes."""
+    out: Path | None = None
+    """The run folder (default: a name made of the settings, under runs/)."""
+    resume: bool = False
+    """Go on with the run in that folder, from its newest good checkpoint."""
+    data: Path | None = None
+    """Images of your own, in place of --dataset: an .npz file with an array train of shape [images,
+    height, width] (and valid and test), or a folder of pictures of one size."""
+    data_dir: DataDir = None
+    tensorboard: bool = False
+    """Also write the metrics for TensorBoard, into the run folder."""
+    devices: Literal["all"] | int | None = None
+    """Share each batch among so many devices of this machine, or among all of them and of the other
+    processes that $JAX_COORDINATOR_ADDRESS, Slurm or Open MPI tell of (default: one device)."""
+
+    @property
+    def config(self) -> Config:
+        unset = Settings()
+        given = {k: v for k, v in vars(self.settings).items() if v != getattr(unset, k)}
+        if self.data is not None:
+            if "dataset" in given:
+                raise ConfigError("Give --dataset or --data, not both.")
+            given["dataset"] = str(self.data.absolute())
+        return configure(preset=self.preset, layers=self.layers, **given)
+
+    @property
+    def folder(self) -> Path:
+        return self.out or Path("runs") / run_name(self.config)
+
+    def interrupted(self) -> str:
+        if not Run.there(self.folder):
+            return "Nothing was written yet."
+        if not checkpoints(self.folder):
+            return "There is no checkpoint yet: --resume begins again."
+        return "Checkpoints are kept: go on with --resume."
+
+    def run(self) -> None:
+        if self.devices == "all":
+            join()
+        config = self.config
+        if self.resume and not Run.there(self.folder):
+            warnings.warn(f"There is no run in {self.folder}: it begins here.", stacklevel=2)
+        devices = None if self.devices is None else Devices.of(self.devices, config.batch_size)
+        if devices is not None and not devices.writes:
+            follow(config, devices, schedule=self.schedule, data_dir=self.data_dir)
+            return
+        finished = train(
+            config,
+            self.folder,
+            schedule=self.schedule,
+            resume=self.resume,
+            data_dir=self.data_dir,
+            tensorboard=self.tensorboard,
+            devices=devices,
+        )
+        print(finished.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+    """Bounds of a stored model on its test split (or another one)."""
+
+    run_folder: tyro.conf.Positional[Path]
+    """A folder that `steingrad train` wrote."""
+    samples: int = 100
+    """Samples of the importance-weighted bound (paper: 100)."""
+    split: Literal["train", "valid", "test"] = "test"
+    batch_size: int = IMAGES_AT_A_TIME
+    """Images at a time."""
+    data: MovedData = None
+    data_dir: DataDir = None
+
+    def run(self) -> None:
+        for name, number in (("--samples", self.samples), ("--batch-size", self.batch_size)):
+            if number < 1:
+                raise ConfigError(f"{name} must be 1 or more, not {number}.")
+        run, task, step, state = load_trained(self.run_folder, self.data_dir, self.data)
+        images = getattr(task.dataset, self.split)
+        for number, seed in enumerate(run.config.seeds):
+            key = evaluation_key(seed, step)
+            watch = partial(track, description=f"seed {seed}", console=Console(stderr=True))
+            model = task.model(state, number)
+            bounds = evaluate(model, images, self.samples, key, watch, self.batch_size)
+            print(
+                json_line(
+                    {
+                        "step": step,
+                        "seed": seed,
+                        "split": self.split,
+                        "samples": self.samples,
+                        "elbo": bounds.elbo,
+                        "bound": bounds.bound,
+                    }
+                )
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Draw images from the prior, and reconstructions below their originals, as a PNG file."""
+
+    run_folder: tyro.conf.Positional[Path]
+    """A folder that `steingrad train` wrote."""
+    out: Path = Path("grid.png")
+    """The picture to write."""
+    columns: int = 10
+    """Images in a row."""
+    rows: int = 4
+    """Rows of samples from the prior; the rows below them alternate originals and
+    reconstructions."""
+    seed: int = 0
+    """For what is drawn."""
+    data: MovedData = None
+    data_dir: DataDir = None
+
+    def run(self) -> None:
+        if min(self.columns, self.rows) < 1:
+            raise ConfigError(
+                f"--columns and --rows must be 1 or more, not {self.columns}, {self.rows}."
+            )
+        if not 0 <= self.seed < NUMBERS:
+            raise ConfigError(f"--seed must be between 0 and 2^31 - 1, not {self.seed}.")
+        _, task, _, state = load_trained(self.run_folder, self.data_dir, self.data)
+        model = task.model(state, 0)
+        prior_key, observe_key, x_key = jax.random.split(jax.random.key(self.seed), 3)
+        drawn = np.asarray(sample_images(model, self.rows * self.columns, key=prior_key))
+        count = min(2 * self.columns, len(task.dataset.test))
+        chosen = np.linspace(0, len(task.dataset.test) - 1, count).astype(int)
+        originals = task.dataset.test[chosen]
+        y = model.likelihood.observe(observe_key, jnp.asarray(originals))
+        rebuilt = np.asarray(reconstruct(model, y, key=x_key))
+        if self.out.suffix.lower() != ".png":
+            raise ConfigError(f"--out names a PNG file, such as grid.png, not {self.out}.")
+        pairs = []
+        for half in np.array_split(np.arange(count), 2):
+            pairs += [originals[half] / 255, rebuilt[half]]
+        drawn_rows = np.split(drawn, self.rows)
+        save_grids(
+            {
+                "Samples from the prior": image_grid(drawn_rows, task.dataset.image_shape),
+                "Test images, each above its reconstruction": image_grid(
+                    pairs, task.dataset.image_shape
+                ),
+            },
+            self.out,
+        )
+        print(self.out)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Tables and figures of runs beside the paper's numbers: a web page, and Markdown."""
+
+    directory: tyro.conf.Positional[Path]
+    """Where the run folders are, however deep; `results.jsonl` of an earlier report counts, too."""
+    out: Path = Path("report")
+    """The folder to write: index.html, report.md, figures/, results.jsonl."""
+    readme: Path | None = None
+    """Also put the main tables into this Markdown file, between the lines
+    `<!-- results:begin -->` and `<!-- results:end -->`."""
+
+    def run(self) -> None:
+        write_report(self.directory, self.out, self.readme)
+        print(self.out / "index.html")
+
+
+@dataclasses.dataclass(frozen=True)
+class Reproduce:
+    """Carry out the paper's experiments, or what is left of them."""
+
+    selection: SelectionOptions  # pyright: ignore[reportInvalidTypeForm]
+    schedule: ScheduleOptions  # pyright: ignore[reportInvalidTypeForm]
+    workers: int | None = None
+    """Runs at a time, each with its share of the cores (default: 1; with Ray one for each node)."""
+    out: Path = Path("runs/reproduce")
+    """The folder of the run folders. With Ray it must be shared between the nodes."""
+    engine: Literal["processes", "ray"] = "processes"
+    """Processes of this machine, or a Ray cluster."""
+    address: str | None = None
+    """Of the Ray cluster (default: the one Ray knows of, else a local one)."""
+    seed_runs: Literal["auto", "together", "apart"] = "auto"
+    """One run for all seeds of a configuration, or one for each (`auto`: as in --out already, else
+    apart on a CPU)."""
+    dry_run: bool = False
+    """List the runs with their estimated time, and stop."""
+    data_dir: DataDir = None
+
+    def run(self) -> None:
+        self.selection.configs()  # what is wrong with it is said before anything starts
+        engine = self.build_engine()
+        try:
+            together = self.seed_runs == "together"
+            if self.seed_runs == "auto":
+                stored = self.selection.stored_together(self.out)
+                together = engine.accelerated() if stored is None else stored
+            planned = plan(self.selection.runs(together), self.out)
+            costs = Costs.read(self.out)
+            left = duration(seconds_left(planned, costs, engine.slots))
+            if self.dry_run:
+                show(table(planned, costs))
+            print(f"{summary_line(planned)} Estimated time left: {left}.")
+            if self.dry_run:
+                return
+            broken = sweep(
+                planned, self.out, engine, schedule=self.schedule, data_dir=self.data_dir
+            )
+        finally:
+            engine.stop()
+        if broken:
+            rows = Table("broken run", "why")
+            for name, why in broken.items():
+                rows.add_row(name, escape(why))
+            show(rows)
+            sys.exit(1)
+        print(f"Tables and figures: steingrad report {self.out}")
+
+    def interrupted(self) -> str:
+        if any(checkpoints(path) for path in self.out.glob("*/")):
+            return "Checkpoints are kept: the same command goes on."
+        return "There is no checkpoint yet: the same command begins again."
+
+    def build_engine(self) -> Engine:
+        if self.engine == "ray":
+            return RayCluster(self.address, self.workers)
+        if self.address is not None:
+            raise ConfigError("--address goes with --engine ray.")
+        return Processes(self.workers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Show which datasets are there, and where."""
+
+    action: tyro.conf.Positional[Literal["list"]]
+    """`list`: a line for each dataset."""
+    data_dir: DataDir = None
+
+    def run(self) -> None:
+        rows = Table("dataset", "found", "images", "train / valid / test", "files", "where")
+        for entry in data.status(self.data_dir):
+            files = "as published" if entry.published else "not the published ones"
+            rows.add_row(
+                entry.name,
+                "yes" if entry.found else "no",
+                "×".join(map(str, entry.image_shape)),
+                " / ".join(map(str, entry.splits)),
+                files if entry.found else "-",
+                entry.where,
+            )
+        show(rows)
+
+
+def _as_far_as_possible(error: UnicodeError) -> tuple[bytes, int]:
+    """Paths as they are, text or not; a question mark for what the terminal has no letter for."""
+    assert isinstance(error, UnicodeEncodeError)
+    letters = error.object[error.start : error.end]
+    return b"".join(
+        letter.encode("ascii", "surrogateescape" if "\udc80" <= letter <= "\udcff" else "replace")
+        for letter in letters
+    ), error.end
+
+
+def show(rows: Table) -> None:
+    for column in rows.columns:
+        column.overflow = "fold"  # in a narrow terminal nothing is cut
+    Console(width=None if sys.stdout.isatty() else 160).print(rows)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: errors that a user can act on become a sentence and a non-zero exit."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    warnings.showwarning = lambda message, *_, **__: console.print(
+        f"[yellow]warning:[/] {escape(str(message))}"
+    )
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        codecs.register_error(__name__, _as_far_as_possible)
+        sys.stdout.reconfigure(errors=__name__)
+    command = None
+    try:
+        if arguments == ["--version"]:
+            print(f"steingrad {__version__}")
+            return
+        named = tyro.conf.subcommand
+        commands: Any = Union[  # noqa: UP007 (tyro reads it)
+            Annotated[_readable(Train), named("train")],
+            Annotated[_readable(Evaluate), named("evaluate")],
+            Annotated[_readable(Sample), named("sample")],
+            Annotated[_readable(Report), named("report")],
+            Annotated[_readable(Reproduce), named("reproduce")],
+            Annotated[_readable(Data), named("data")],
+        ]
+        flat = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
+        command = tyro.cli(
+            commands, args=arguments, prog="steingrad", description=__doc__, config=flat
+        )
+        command.run()
+    except (ConfigError, RunError, Diverged, data.DataError, OSError) as error:
+        console.print(f"[red]error:[/] {escape(str(error))}")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        said = command.interrupted() if isinstance(command, (Train, Reproduce)) else ""
+        console.print(f"stopped. {said}".strip())
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""File formats: from the bytes of a file to images, one row of uint8 pixels for each.
+
+Every reader checks the shape and the values; what it cannot read, it refuses with a `DataError`
+that says what is wrong with the file (`files.read` adds which file it is, and what to do).
+"""
+
+import contextlib
+import gzip
+import io
+import math
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from jaxtyping import UInt8
+
+Images = UInt8[np.ndarray, "images pixels"]
+
+
+class DataError(ValueError):
+    """A dataset that cannot be loaded, in one sentence: what was met, and what to do."""
+
+
+MOST_BYTES = 2**28
+"""No file of a dataset is as large, packed or unpacked: what is larger is not read into memory."""
+
+
+def unpack(content: bytes, most: int = MOST_BYTES) -> bytes:
+    """The content of a gzip file, which may be small and unpack to more than fits in memory.
+
+    >>> unpack(gzip.compress(b"pixels"))
+    b'pixels'
+    >>> unpack(gzip.compress(b"pixels"), most=5)
+    Traceback (most recent call last):
+    steingrad_lab.data.formats.DataError: unpacks to more than the 5 bytes expected
+    """
+    with _unpacking(content) as file:
+        raw = file.read(most + 1)  # to the end, where the checksum is, unless it is too long
+    if len(raw) > most:
+        raise DataError(f"unpacks to more than the {most} bytes expected")
+    return raw
+
+
+@contextlib.contextmanager
+def _unpacking(content: bytes) -> Iterator[gzip.GzipFile]:
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            yield file
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"is a damaged or truncated gzip file ({error})") from error
+
+
+def read_idx(content: bytes, shape: tuple[int, int, int]) -> Images:
+    """Images in MNIST's gzipped idx format: magic number, shape (images, rows, columns), pixels.
+
+    >>> one_image = struct.pack(">4I", 0x803, 1, 2, 2) + bytes([0, 85, 170, 255])
+    >>> read_idx(gzip.compress(one_image), shape=(1, 2, 2))
+    array([[  0,  85, 170, 255]], dtype=uint8)
+    """
+    with _unpacking(content) as file:
+        header = file.read(16)
+    if len(header) < 16 or header[:4] != b"\0\0\x08\x03":
+        raise DataError("does not start with the magic number 2051 of an idx file of images")
+    found = struct.unpack(">3I", header[4:])
+    if found != shape:
+        raise DataError(f"holds images of shape {found} where {shape} is expected")
+    raw = unpack(content, 16 + math.prod(shape))
+    if len(raw) - 16 != math.prod(shape):
+        raise DataError(f"holds {len(raw) - 16} pixels where {math.prod(shape)} are expected")
+    return np.frombuffer(raw, np.uint8, offset=16).reshape(shape[0], -1)
+
+
+def read_mat(
+    content: bytes, shapes: Mapping[str, tuple[int, int]], column_major: bool = False
+) -> Images:
+    """Images from the named arrays of a MATLAB file, in turn; values in [0, 1] become 0 to 255.
+
+    `column_major` is for arrays laid out the MATLAB way: [pixels, images], and the pixels of a
+    (square) image column by column.
+    """
+    import scipy.io
+
+    try:
+        # The header first: an array may be packed small, and larger than memory.
+        there = {name: found for name, found, _ in scipy.io.whosmat(io.BytesIO(content))}
+        names = [name for name, shape in shapes.items() if there.get(name) == shape]
+        arrays = scipy.io.loadmat(io.BytesIO(content), variable_names=names) if names else {}
+    except Exception as error:  # a damaged file can make scipy raise almost anything
+        raise DataError(f"is not a readable MATLAB file ({error})") from error
+    parts = []
+    for key, shape in shapes.items():
+        if key not in there:
+            raise DataError(f"has no array '{key}' (its arrays: {', '.join(there) or 'none'})")
+        if there[key] != shape:
+            raise DataError(f"has an array '{key}' of shape {there[key]} where {shape} is expected")
+        array = arrays[key]
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "buif":
+            raise DataError(f"has an array '{key}' that does not hold plain numbers")
+        if array.shape != shape:  # text has another shape than it says
+            raise DataError(f"has an array '{key}' that does not hold plain numbers")
+        if not (array.min() >= 0 and array.max() <= 1):  # written so that NaN is refused too
+            raise DataError(f"has values outside [0, 1] in its array '{key}'")
+        if column_major:
+            side = math.isqrt(shape[0])
+            array = array.T.reshape(-1, side, side).swapaxes(1, 2).reshape(-1, side * side)
+        parts.append(np.rint(np.float32(255) * array).astype(np.uint8))
+    return np.concatenate(parts)
+
+
+def read_amat(content: bytes, shape: tuple[int, int]) -> Images:
+    r"""Binary images as text: a line for each, its pixels (0 or 1) separated by one space.
+
+    >>> read_amat(b"0 1 1\n1 0 0\n", shape=(2, 3))
+    array([[  0, 255, 255], [255,   0,   0]], dtype=uint8)
+    """
+    if len(content) != 2 * math.prod(shape):
+        raise DataError(
+            f"has {len(content)} bytes where {shape[0]} lines of {shape[1]} pixels take "
+            f"{2 * math.prod(shape)}"
+        )
+    # Each pixel is a digit and a separator: the text is an array already, and needs no parsing.
+    text = np.frombuffer(content, np.uint8).reshape(*shape, 2)
+    bits = text[:, :, 0] - ord("0")
+    separators = np.full(shape[1], ord(" "), np.uint8)
+    separators[-1] = ord("\n")
+    if bits.max() > 1 or (text[:, :, 1] != separators).any():
+        raise DataError("is not made of lines of 0s and 1s separated by single spaces")
+    return bits * np.uint8(255)

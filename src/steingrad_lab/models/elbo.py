@@ -1,0 +1,106 @@
+"""The gradient of the ELBO: encoders by estimators, decoders by back-propagation."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from steingrad.distributions import Bernoulli
+from steingrad.estimators import Estimator
+
+from .vae import VAE
+
+
+class ElboGradients(NamedTuple):
+    """Gradients of the mean ELBO over a batch; `cv` has one entry for each stochastic layer."""
+
+    encoders: tuple
+    generative: Any
+    cv: tuple
+
+
+def elbo_and_grad(
+    model: VAE,
+    y: Float[Array, "batch pixels"],
+    estimators: Sequence[Estimator],
+    cv: Sequence[Any],
+    *,
+    key: PRNGKeyArray,
+    common_random_numbers: bool = False,
+    average_decoder: bool = False,
+) -> tuple[Float[Array, ""], ElboGradients]:
+    r"""An estimate of the mean ELBO and its gradients.
+
+    Layer $l$ conditions on one ancestral sample of the layers below. Given that, the gradient with
+    respect to encoder $l$ is the estimator's, with $f(x_l)$ = the terms of the ELBO from layer $l$
+    up, the layers above sampled anew for each of the $K$ samples (with the same random numbers for
+    all of them, if `common_random_numbers`). With one layer the $K$ samples serve the decoder too.
+    With several, its gradient comes from the ancestral sample, as in the paper, or from the $K$
+    samples of the first layer, if `average_decoder`.
+
+    Every layer has an estimator and its control variates, `cv[l]`. The gradients
+    of these are for the mean over batch and coordinates of $g^2$, $g$ being the gradient for each
+    element of the batch.
+    """
+    decoder_from_samples = model.num_layers == 1 or average_decoder
+    below, value, generative_grad = y, jnp.zeros(()), None
+    ancestral, encoder_grads, cv_grads = [], [], []
+    for layer, layer_key in enumerate(jax.random.split(key, model.num_layers)):
+        estimate_key, sample_key = jax.random.split(layer_key)
+        logits, pull_back = eqx.filter_vjp(lambda e, below=below: e(below), model.encoders[layer])
+        q = Bernoulli(logits)
+        f = partial(_log_weight, model, layer, below, q, common_random_numbers)
+        # Continuous in x_l, which the sampled layers above make f not to be (for RELAX).
+        relaxation = partial(f, relaxed=True)
+        settings: dict[str, Any] = {"key": estimate_key, "context": below}
+        if layer == 0 and decoder_from_samples:
+            fx, grads = estimators[layer].per_element(
+                f, q, cv[layer], args=(model.generative,), relaxation=relaxation, **settings
+            )
+            value, generative_grad = jnp.mean(fx), grads.args[0]
+        else:
+            f, relaxation = (partial(g, generative=model.generative) for g in (f, relaxation))
+            _, grads = estimators[layer].per_element(
+                f, q, cv[layer], relaxation=relaxation, **settings
+            )
+        encoder_grads.append(pull_back(grads.parameters / y.shape[0])[0])
+        cv_grads.append(grads.cv)
+        x = q.sample(sample_key)
+        ancestral.append((layer, below, q, x))
+        below = x
+
+    if not decoder_from_samples:
+        value, generative_grad = _ancestral_gradient(model, ancestral)
+    return value, ElboGradients(tuple(encoder_grads), generative_grad, tuple(cv_grads))
+
+
+def _log_weight(
+    model, layer, below, q, common_random_numbers, x, generative, *, key, relaxed=False
+):
+    """The objective of a layer: the terms of the ELBO from there up."""
+    whole = with_generative(model, generative)
+    log_weight = lambda x: whole.log_weight_from(layer, below, q, x, key=key, relaxed=relaxed)
+    return jax.vmap(log_weight)(x) if common_random_numbers else log_weight(x)
+
+
+def _ancestral_gradient(model: VAE, ancestral: list) -> tuple[Float[Array, ""], Any]:
+    """The ELBO at one ancestral sample, and its gradient with respect to the decoders."""
+
+    @eqx.filter_value_and_grad
+    def elbo(generative):
+        whole = with_generative(model, generative)
+        terms = [
+            whole.log_likelihood(layer, below, x) - q.log_prob(x)
+            for layer, below, q, x in ancestral
+        ]
+        return jnp.mean(sum(terms)) + model.log_prior()
+
+    return elbo(model.generative)
+
+
+def with_generative(model: VAE, generative: Any) -> VAE:
+    return eqx.tree_at(lambda m: (m.decoders, m.likelihood), model, generative)

@@ -1,0 +1,69 @@
+"""How the decoder's output explains an image."""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, UInt8
+
+from steingrad.arrays import sum_of_events
+
+from ..data import binarize, rescale
+
+
+class BernoulliLikelihood(eqx.Module):
+    """Binary pixels, drawn anew from the grey values at each visit.
+
+    >>> import jax.numpy as jnp
+    >>> float(BernoulliLikelihood().log_prob(jnp.array([0.0, 0.0]), jnp.array([1.0, 0.0])).round(3))
+    -1.386...
+    """
+
+    def observe(self, key: PRNGKeyArray, images: UInt8[Array, "... pixels"]):
+        """What the model sees of stored images."""
+        return binarize(key, images)
+
+    def log_prob(
+        self, outputs: Float[Array, "... pixels"], y: Float[Array, "... pixels"]
+    ) -> Float[Array, "..."]:
+        r"""$\log p(y \mid x)$, where `outputs` are the logits."""
+        return sum_of_events(y * outputs - jax.nn.softplus(outputs))
+
+    def mean(self, outputs: Float[Array, "... pixels"]) -> Float[Array, "... pixels"]:
+        """The expected image, between 0 and 1."""
+        return jax.nn.sigmoid(outputs)
+
+
+class GaussianLikelihood(eqx.Module):
+    """Pixels in [-1, 1] with a learned variance each, max(softplus(v), 1e-3), v starting at -0.5.
+
+    >>> import jax.numpy as jnp
+    >>> likelihood = GaussianLikelihood(2)
+    >>> likelihood.log_prob(jnp.zeros(2), jnp.zeros(2)).shape
+    ()
+    """
+
+    raw_variance: Float[Array, " pixels"]
+
+    def __init__(self, pixels: int):
+        self.raw_variance = jnp.full(pixels, -0.5)
+
+    def observe(self, key: PRNGKeyArray, images: UInt8[Array, "... pixels"]):
+        """What the model sees of stored images."""
+        return rescale(images)
+
+    def log_prob(
+        self, outputs: Float[Array, "... pixels"], y: Float[Array, "... pixels"]
+    ) -> Float[Array, "..."]:
+        r"""$\log p(y \mid x)$, where `outputs` are the means."""
+        variance = jnp.maximum(jax.nn.softplus(self.raw_variance), 1e-3)
+        constant = -0.5 * jnp.sum(jnp.log(variance) + math.log(2 * math.pi))
+        return constant - sum_of_events((0.5 / variance) * (y - outputs) ** 2)
+
+    def mean(self, outputs: Float[Array, "... pixels"]) -> Float[Array, "... pixels"]:
+        """The expected image, between 0 and 1."""
+        return (jnp.clip(outputs, -1, 1) + 1) / 2
+
+
+Likelihood = BernoulliLikelihood | GaussianLikelihood

@@ -1,0 +1,149 @@
+"""The paper's experiments, from `grid.toml`, and its numbers, from `results.csv`."""
+
+import csv
+import dataclasses
+import functools
+import importlib.resources
+import itertools
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..estimators import DESCRIPTIONS
+from ..training.config import Config, ConfigError
+from .settings import configure
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One configuration of an experiment: a cell of its tables, a curve of its figures."""
+
+    label: str
+    """The row it stands in."""
+    config: Config
+    """With the paper's number of steps and its five seeds."""
+
+    @property
+    def biased(self) -> bool:
+        """Whether its gradient is biased by design."""
+        return DESCRIPTIONS[self.config.estimator].biased
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """A number of the paper, over five runs of a million steps; no error where it has none."""
+
+    mean: float
+    stderr: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A table or figure of the paper.
+
+    >>> experiment = experiments()["hierarchical"]
+    >>> len(experiment.entries), experiment.metrics
+    (51, ('train_elbo', 'test_bound'))
+    >>> experiment.entries[0].config.layer_sizes
+    (200, 200)
+    >>> experiment.published(experiment.entries[0], "train_elbo")
+    Published(mean=-103.52, stderr=0.06)
+    """
+
+    name: str
+    title: str
+    show: str
+    """`table` or `curves`."""
+    metrics: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    reference: str | None = None
+    """The estimator whose number divides the others of its task, where only ratios compare."""
+    table: str | None = None
+    """The published numbers it aims at."""
+    published_metric: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def ablation(self) -> bool:
+        """Whether all its runs are one comparison, and so one figure."""
+        return self.name.startswith("ablation-")
+
+    def published(self, entry: Entry, metric: str) -> Published | None:
+        """The paper's number for this cell, if it has one."""
+        config = entry.config
+        task = (config.dataset, config.likelihood, len(config.layer_sizes), config.samples)
+        name = self.published_metric.get(metric, metric)
+        return _published().get((self.table, *task, config.estimator, name))
+
+
+@functools.cache
+def experiments() -> dict[str, Experiment]:
+    """All experiments by name, in the order of the file."""
+    tables = tomllib.loads(_file("grid.toml"))
+    found = {}
+    for name, table in tables.items():
+        runs = table.pop("runs")
+        if isinstance(runs, str):
+            entries = found[runs].entries
+        else:
+            entries = tuple(entry for block in runs for entry in _multiply(block))
+        found[name] = _experiment(name, entries, **table)
+    return found
+
+
+def _experiment(
+    name: str, entries: tuple[Entry, ...], *, metrics: list, published: str | None = None, **fields
+) -> Experiment:
+    return Experiment(name, entries=entries, metrics=tuple(metrics), table=published, **fields)
+
+
+def _multiply(block: dict[str, Any]) -> Iterator[Entry]:
+    """An entry for each combination of the values listed in a block."""
+    lists = [value if isinstance(value, list) else [value] for value in block.values()]
+    for values in itertools.product(*lists):
+        settings = dict(zip(block, values, strict=True))
+        label = settings.pop("label", DESCRIPTIONS[settings["estimator"]].label)
+        yield Entry(label, configure(preset="paper", **settings))
+
+
+@functools.cache
+def _published() -> dict[tuple, Published]:
+    rows = csv.DictReader(_file("results.csv").splitlines())
+    return {
+        (
+            row["table"],
+            row["dataset"],
+            row["likelihood"],
+            int(row["layers"]),
+            int(row["k"]),
+            row["estimator"],
+            row["metric"],
+        ): Published(float(row["mean"]), float(row["stderr"]) if row["stderr"] else None)
+        for row in rows
+    }
+
+
+@functools.cache
+def published_variances() -> dict[Config, tuple[int, float]]:
+    """Step and gradient variance, by the configurations whose curves the paper shows."""
+    rows = {
+        (row["dataset"], row["likelihood"], int(row["k"]), row["estimator"]): row
+        for row in csv.DictReader(_file("variance.csv").splitlines())
+    }
+    published = {}
+    for config in (entry.config for entry in experiments()["variance-curves"].entries):
+        row = rows.get((config.dataset, config.likelihood, config.samples, config.estimator))
+        if row:
+            published[config] = int(row["step"]), float(row["grad_variance"])
+    return published
+
+
+def find(name: str) -> Experiment:
+    """An experiment by name."""
+    known = experiments()
+    if name not in known:
+        raise ConfigError(f"There is no experiment {name!r}. There are: {', '.join(known)}.")
+    return known[name]
+
+
+def _file(name: str) -> str:
+    return (importlib.resources.files("steingrad_lab.paper") / name).read_text("utf-8")

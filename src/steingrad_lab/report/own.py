@@ -1,0 +1,162 @@
+"""Runs of one's own, which belong to no experiment of the paper: how they compare."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..data import label as short
+from ..estimators import DESCRIPTIONS
+from ..training.config import FIELDS, Config, belongs, value_of
+from .collect import Group
+from .curves import mean_curve
+from .metrics import METRICS, is_best
+from .notes import data_notes
+from .numbers import Estimate, dataset_name
+from .parts import Block, Cell, Figure, Section, Table, apart, in_legend
+
+CURVES = ("grad_variance", "objective")
+COLUMNS = ("train_elbo", "test_bound", "grad_variance", "ms_per_step")
+# What the groups of a collection do not tell apart, or what the section's title says.
+TOLD = ("dataset", "likelihood", "steps", "seeds", "bound_samples")
+
+
+def own_sections(groups: Sequence[Group], beside_paper: bool) -> list[Section]:
+    """A section for each dataset and likelihood: curves, what they come to, settings."""
+    tasks: dict[tuple[str, str], list[Group]] = {}
+    for group in groups:
+        tasks.setdefault((group.config.dataset, group.config.likelihood), []).append(group)
+    sections = []
+    for (dataset, likelihood), members in tasks.items():
+        title = f"{dataset_name(dataset)}, {likelihood.capitalize()} likelihood"
+        name = f"own-{short(dataset)}-{likelihood}"
+        namesakes = sum(section.name.startswith(name) for section in sections)
+        if namesakes:  # another folder has a file of the same name
+            name, title = f"{name}-{namesakes + 1}", f"{title} ({Path(dataset).parent})"
+        before = ("They belong to no experiment of the paper.",) if beside_paper else ()
+        heading = f"Other runs: {title}" if beside_paper else title
+        sections.append(Section(name, heading, _parts(name, members), before, beside_paper))
+    return sections
+
+
+def _parts(name: str, groups: Sequence[Group]) -> tuple[Table | Figure, ...]:
+    configs = [group.config for group in groups]
+    changed = differing(configs)
+    labels = {config: label(config, configs) for config in configs}
+    estimators = {group.config.estimator for group in groups}
+    curves = []
+    for number, group in enumerate(groups):
+        known = len(estimators) == len(groups)  # then each looks as in every other figure
+        style = DESCRIPTIONS[group.config.estimator].style if known else number
+        shown = in_legend(labels[group.config], _biased(group))
+        curve = mean_curve(shown, style, group, CURVES)
+        curves += [] if curve is None else [curve]
+    table = _numbers(groups, labels)
+    first = Figure(name, "Curves", CURVES, tuple(curves), table) if curves else table
+    return (first, _settings(groups, labels, changed))
+
+
+def differing(configs: Sequence[Config]) -> list[str]:
+    """The settings that differ wherever they do anything."""
+    found = []
+    for name in FIELDS:
+        values = {value_of(name, vars(config)) for config in configs if belongs(name, vars(config))}
+        if len(values) > 1 and name not in TOLD:
+            found.append(name)
+    return found
+
+
+def label(config: Config, configs: Sequence[Config]) -> str:
+    """The estimator, and what else tells this configuration from most of the others.
+
+    >>> mpf = Config(samples=3, operator="mpf")
+    >>> label(mpf, [mpf, Config(), Config(hidden=())]), label(Config(), [mpf, Config(), Config()])
+    ('RODEO, K = 3, operator mpf', 'RODEO')
+    """
+    parts = [DESCRIPTIONS[config.estimator].label]
+    for name in differing(configs):
+        if name == "estimator" or not belongs(name, vars(config)):
+            continue
+        values = Counter(_shown(other, name) for other in configs if belongs(name, vars(other)))
+        (usual, most), (_, next_most), *_ = values.most_common()
+        own = _shown(config, name)
+        if own != usual or most == next_most:
+            said = "K =" if name == "samples" else _words(name)
+            parts.append(f"{said} {own}")
+    return ", ".join(parts)
+
+
+def _words(name: str) -> str:
+    return name.strip("_").replace("_", " ")
+
+
+def _shown(config: Config, name: str) -> str:
+    value: Any = value_of(name, vars(config))
+    if name == "estimator":
+        return DESCRIPTIONS[value].label
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "none"
+    return "all" if value is None else str(value)
+
+
+def _numbers(groups: Sequence[Group], labels: Mapping[Config, str]) -> Table:
+    numbers = {
+        group.config: {metric: Estimate.of(group.values(metric)) for metric in COLUMNS}
+        for group in groups
+    }
+    rows = []
+    for group in groups:
+        biased = _biased(group)
+        cells = [Cell(f"{group.steps:,}"), Cell(str(len(group.seeds)))]
+        rivals = [
+            numbers[other.config]
+            for other in groups
+            if other.steps == group.steps and not _biased(other)
+        ]
+        for metric, number in numbers[group.config].items():
+            if number is None:
+                cells.append(Cell("–"))
+                continue
+            best = not biased and is_best(metric, number, [rival[metric] for rival in rivals])
+            cells.append(Cell(METRICS[metric].show(number), best=best))
+        rows.append((biased, labels[group.config], tuple(cells)))
+    runs = [run for group in groups for run in group.seeds.values()]
+    samples = " or ".join(map(str, sorted({run.config.bound_samples for run in runs})))
+    titles = {metric: METRICS[metric].title for metric in COLUMNS}
+    titles["test_bound"] = f"Test bound, {samples} samples"
+    columns = ("", "Steps", "Seeds", *titles.values())
+    notes = tuple(data_notes([(group.config, group) for group in groups])[1])
+    return Table("", columns, apart(rows), after=notes)
+
+
+def _biased(group: Group) -> bool:
+    return DESCRIPTIONS[group.config.estimator].biased
+
+
+def _settings(
+    groups: Sequence[Group], labels: Mapping[Config, str], changed: Sequence[str]
+) -> Table:
+    """What differs; what all have in common is a sentence."""
+    configs = [group.config for group in groups]
+    rows = tuple(
+        (
+            labels[config],
+            tuple(
+                Cell(_shown(config, name) if belongs(name, vars(config)) else "–")
+                for name in changed
+            ),
+        )
+        for config in configs
+    )
+    common = [
+        f"{_words(name)} {_shown(configs[0], name)}"
+        for name in FIELDS
+        if name not in (*TOLD, *changed) and all(belongs(name, vars(config)) for config in configs)
+    ]
+    sentence = f"{'In common' if changed else 'All settings'}: {', '.join(common)}."
+    columns = ("", *map(_words, changed))
+    blocks = (Block("", rows),) if changed else ()
+    title = "Settings that differ" if changed else "Settings"
+    return Table(title, columns, blocks, after=(sentence,), words=True)

@@ -1,0 +1,188 @@
+"""Where the runs of a sweep are carried out: processes of this machine, or a Ray cluster."""
+
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from typing import IO, Any, Protocol, runtime_checkable
+
+from ..training.config import ConfigError
+from ..training.runs import RunError
+from .worker import Job, append_log, attempt
+
+# Ray submits a run again so many times if its worker or node is lost.
+RAY_RETRIES = 3
+# As the command is, not with the modules of the current folder (-P).
+PYTHON = (sys.executable, "-P", "-c")
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Carries out runs. It knows nothing of their order, nor of retries."""
+
+    slots: int
+    """Runs at a time."""
+
+    def accelerated(self) -> bool:
+        """Whether runs have an accelerator."""
+        ...
+
+    def start(self, job: Job) -> None: ...
+
+    def finished(self) -> list[tuple[Job, str | None]]:
+        """Each run that ended since the last call, with a sentence if it broke."""
+        ...
+
+    def stop(self) -> None:
+        """End whatever is still at work."""
+        ...
+
+
+class Processes:
+    """Processes of this machine, each with its share of the cores."""
+
+    def __init__(self, workers: int | None = None):
+        self.slots = _at_least_one(1 if workers is None else workers)
+        there = getattr(os, "sched_getaffinity", None)
+        cores = sorted(there(0)) if there else list(range(os.cpu_count() or 1))
+        self._share = max(1, len(cores) // self.slots)
+        starts = [(i * self._share) % len(cores) for i in range(self.slots)]
+        self._free = deque(cores[i : i + self._share] if there else [] for i in starts)
+        self._running: list[tuple[Job, subprocess.Popen, IO[bytes], list[int]]] = []
+
+    def accelerated(self) -> bool:
+        # Asked in another process: this one would keep the accelerator's memory to itself.
+        code = "import jax; print(jax.default_backend())"
+        done = subprocess.run([*PYTHON, code], capture_output=True, text=True)
+        return done.returncode == 0 and done.stdout.split()[-1:] not in ([], ["cpu"])
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for _, process, _, _ in self._running]
+
+    def start(self, job: Job) -> None:
+        cores = self._free.popleft()
+        log = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process has ended)
+        environment = dict(os.environ)
+        if self.slots > 1:  # JAX takes three quarters of an accelerator's memory for each process
+            fraction = f"{0.75 / self.slots:.3f}"
+            environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", fraction)
+        process = subprocess.Popen(
+            [*PYTHON, "from steingrad_lab.sweeps.worker import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the sweep, which then stops its workers
+        )
+        self._running.append((job, process, log, cores))
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died at once: `finished` says so
+            process.stdin.write(pickle.dumps((job, cores, self._share)))
+            process.stdin.flush()
+
+    def finished(self) -> list[tuple[Job, str | None]]:
+        ended = [entry for entry in self._running if entry[1].poll() is not None]
+        self._running = [entry for entry in self._running if entry not in ended]
+        results = []
+        for job, process, log, cores in ended:
+            output = process.communicate()[0].decode(errors="replace").strip()
+            log.seek(0)
+            errors = log.read().decode(errors="replace")
+            log.close()
+            self._free.append(cores)
+            results.append((job, _problem(job, process.returncode, output, errors)))
+        return results
+
+    def stop(self) -> None:
+        for _, process, log, cores in self._running:
+            process.kill()  # a run folder is whole at any moment
+            process.communicate()
+            log.close()
+            self._free.append(cores)
+        self._running = []
+
+
+def _problem(job: Job, code: int, output: str, errors: str) -> str | None:
+    """What went wrong, as a sentence; last words of a crash go to the run folder."""
+    if code == 0:
+        return None
+    append_log(job, errors)
+    if output:
+        return output
+    if code == -getattr(signal, "SIGKILL", 9):
+        return "The worker was killed (SIGKILL). If nobody did, memory ran out: try fewer workers."
+    how = f"by signal {-code}" if code < 0 else f"with code {code}"
+    last = errors.strip().splitlines()[-1:] or ["it left no message"]
+    return f"The worker ended {how}: {last[0]}"
+
+
+class RayCluster:
+    """A Ray cluster. The run folders must be on a file system that all nodes share."""
+
+    def __init__(self, address: str | None = None, workers: int | None = None):
+        try:
+            import ray  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise ConfigError(
+                "The engine ray needs an extra: pip install 'steingrad[ray]'."
+            ) from None
+        if workers is not None:
+            _at_least_one(workers)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, ValueError) as error:
+            raise RunError(f"No Ray cluster answers at {address}: {error}") from None
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        cores = [int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1]
+        if not cores:
+            ray.shutdown()
+            raise RunError("The Ray cluster has no node with a core to work on.")
+        self.slots = workers or len(cores)
+        # A run takes place on one node.
+        self._share = max(1, min(sum(cores) // self.slots, min(cores)))
+        self._gpus = any(node.get("GPU", 0) for node in nodes)
+        self._ray: Any = ray
+        remote: Any = ray.remote(
+            num_cpus=self._share,
+            num_gpus=int(self._gpus),
+            max_retries=RAY_RETRIES,
+            max_calls=1,  # each run in a new process: JAX starts with its share of the cores
+        )
+        self._attempt = remote(attempt)
+        self._running: dict[Any, Job] = {}
+
+    def accelerated(self) -> bool:
+        return self._gpus
+
+    def start(self, job: Job) -> None:
+        self._running[self._attempt.remote(job, self._share)] = job
+
+    def finished(self) -> list[tuple[Job, str | None]]:
+        if not self._running:
+            return []
+        references = list(self._running)
+        ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
+        return [(self._running.pop(reference), self._result(reference)) for reference in ready]
+
+    def _result(self, reference: Any) -> str | None:
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:
+            return f"Ray lost the run: {str(error).strip().splitlines()[0]}"
+
+    def stop(self) -> None:
+        self._running = {}
+        self._ray.shutdown()  # ends the tasks of this driver
+
+
+def _at_least_one(workers: int) -> int:
+    if workers < 1:
+        raise ConfigError(f"workers must be 1 or more, not {workers}.")
+    return workers

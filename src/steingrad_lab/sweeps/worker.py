@@ -1,0 +1,87 @@
+"""One run of a sweep, in a process of its own."""
+
+import contextlib
+import dataclasses
+import os
+import pickle
+import sys
+import threading
+import traceback
+import warnings
+from pathlib import Path
+
+from .. import data
+from ..training.config import Config, ConfigError
+from ..training.loop import Diverged, train
+from ..training.runs import RunError
+from ..training.schedule import Schedule
+
+# For this long a run waits for the process that holds its folder: one whose node was lost may take
+# a moment to notice.
+LOCK_SECONDS = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a worker needs to know. Paths are absolute: it may start in another directory."""
+
+    config: Config
+    folder: Path
+    schedule: Schedule = dataclasses.field(default_factory=Schedule)
+    data_dir: Path | None = None
+
+
+def attempt(job: Job, cores: int | None = None) -> str | None:
+    """Train from wherever the run has come to; what went wrong as a sentence, or `None`.
+
+    `cores` is the number of threads; it has an effect as long as JAX has computed nothing yet.
+    """
+    if cores is not None:
+        os.environ["PJRT_NPROC"] = str(cores)
+    try:
+        job.folder.mkdir(parents=True, exist_ok=True)  # for the last words, whatever they are
+        with warnings.catch_warnings(record=True) as said:
+            try:
+                train(
+                    job.config,
+                    job.folder,
+                    schedule=job.schedule,
+                    resume=True,
+                    data_dir=job.data_dir,
+                    quiet=True,
+                    wait=LOCK_SECONDS,
+                )
+            finally:
+                append_log(job, "".join(f"warning: {warning.message}\n" for warning in said))
+    except Exception as error:
+        append_log(job, traceback.format_exc())
+        if isinstance(error, (ConfigError, RunError, Diverged, data.DataError, OSError)):
+            return str(error)
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def append_log(job: Job, text: str) -> None:
+    """Nobody watches a worker: what it has to say is kept beside the run."""
+    if text.strip():
+        with contextlib.suppress(OSError), (job.folder / "errors.log").open("ab") as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
+
+
+def main() -> None:
+    """Read the job and the cores from stdin; write the sentence to stdout, if there is one."""
+    job, cores, count = pickle.load(sys.stdin.buffer)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    problem = attempt(job, count)
+    if problem is not None:
+        print(problem)
+        sys.exit(1)
+
+
+def _die_with_parent() -> None:
+    """The sweep keeps our stdin open; it ends when the sweep does, even by SIGKILL."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)

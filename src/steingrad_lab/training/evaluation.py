@@ -1,0 +1,108 @@
+"""Bounds of a trained model on a whole split."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt8
+
+from ..models import VAE
+from .step import State
+from .task import Task
+
+IMAGES_AT_A_TIME = 100
+SAMPLES_AT_A_TIME = 20
+
+
+class Bounds(NamedTuple):
+    """Means over a split."""
+
+    elbo: float
+    """The ELBO."""
+    bound: float
+    """The importance-weighted bound (Burda et al. 2016); with one sample, the ELBO."""
+
+
+def evaluate(
+    model: VAE,
+    images: UInt8[np.ndarray, "images pixels"],
+    samples: int,
+    key: PRNGKeyArray,
+    watch: Callable[[Sequence[int]], Iterable[int]] = iter,
+    batch_size: int = IMAGES_AT_A_TIME,
+) -> Bounds:
+    r"""ELBO and $E[\log \frac1S \sum_s p(y, x_s) / q(x_s \mid y)]$ over images, $S$ = `samples`.
+
+    Images and samples are taken a few at a time, so that any number of either fits in memory
+    (another `batch_size` draws other samples); `watch` is given the pieces and passes them on, one
+    by one, as they are begun.
+    """
+    pieces = []
+    for number, start in enumerate(watch(range(0, len(images), batch_size))):
+        piece = images[start : start + batch_size]
+        # The last piece has the size of the others, for which the program is compiled.
+        piece = np.pad(piece, ((0, batch_size - len(piece)), (0, 0)))
+        bounds = _bounds(model, piece, samples, jax.random.fold_in(key, number))
+        pieces.append(np.asarray(bounds, np.float64))
+    per_image = np.concatenate(pieces, axis=1)
+    elbo, bound = np.mean(per_image[:, : len(images)], axis=1)
+    return Bounds(float(elbo), float(bound))
+
+
+def _bounds(
+    model: VAE, images: UInt8[np.ndarray, "images pixels"], samples: int, key: PRNGKeyArray
+) -> Float[Array, "2 images"]:
+    """ELBO and bound of each image."""
+    sums = jnp.stack([jnp.zeros(len(images)), jnp.full(len(images), -jnp.inf)])
+    for number, start in enumerate(range(0, samples, SAMPLES_AT_A_TIME)):
+        count = min(SAMPLES_AT_A_TIME, samples - start)
+        key_number = jnp.asarray(number, jnp.int32)
+        sums = _add_samples(model, jnp.asarray(images), sums, count, key, key_number)
+    return jnp.stack([sums[0] / samples, sums[1] - math.log(samples)])
+
+
+@eqx.filter_jit
+def _add_samples(
+    model: VAE,
+    images: UInt8[Array, "images pixels"],
+    sums: Float[Array, "2 images"],
+    samples: int,
+    key: PRNGKeyArray,
+    number: Int[Array, ""],
+) -> Float[Array, "2 images"]:
+    """Add samples to the sum of log-weights and to the logarithm of the sum of weights."""
+    observe_key, weight_key = jax.random.split(key)
+    y = model.likelihood.observe(observe_key, images)
+    key = jax.random.fold_in(weight_key, number)
+    weights = model.log_weights(y, samples=samples, key=key)
+    log_sum = jax.nn.logsumexp(weights, axis=0)
+    return jnp.stack([sums[0] + jnp.sum(weights, axis=0), jnp.logaddexp(sums[1], log_sum)])
+
+
+def elbos(task: Task, state: State, number: int, step: int) -> dict[str, float]:
+    """The number-th seed's ELBO on the training and validation splits, one sample an image."""
+    model, key = task.model(state, number), evaluation_key(task.config.seeds[number], step)
+    return {
+        f"{split}_elbo": evaluate(model, getattr(task.dataset, split), 1, key).elbo
+        for split in ("train", "valid")
+    }
+
+
+def final_bounds(task: Task, state: State, number: int) -> dict[str, float]:
+    """What is known of the number-th seed at the end of its run."""
+    config = task.config
+    found = elbos(task, state, number, config.steps)
+    model, key = task.model(state, number), evaluation_key(config.seeds[number], config.steps)
+    for split in ("valid", "test"):
+        images = getattr(task.dataset, split)
+        found[f"{split}_bound"] = evaluate(model, images, config.bound_samples, key).bound
+        found[f"{split}_bound_k"] = evaluate(model, images, config.samples, key).bound
+    return found
+
+
+def evaluation_key(seed: int, step: int) -> PRNGKeyArray:
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 3), step)

@@ -1,0 +1,208 @@
+"""The compiled part: training steps, many to a dispatch."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
+
+from steingrad.cv_optimizer import cv_optimizer
+from steingrad.distributions import Bernoulli
+from steingrad.estimators import Estimator
+
+from ..models import VAE, elbo_and_grad
+from .config import Config
+from .devices import Devices
+
+# Decay of the moving averages behind `grad_variance`.
+DECAY = 0.999
+
+
+class State(NamedTuple):
+    """All that changes during training, for one seed."""
+
+    model: Any
+    """The arrays of the model; the rest of it never changes."""
+    optimizer: Any
+    cv: tuple
+    cv_optimizer: Any
+    grad_mean: Any
+    """Moving average of the encoders' gradient,"""
+    grad_square: Any
+    """and of its square."""
+    elbo_sum: Float[Array, ""]
+    """Sum of the ELBOs of the steps since the last report,"""
+    elbo_steps: Int[Array, ""]
+    """and how many they are."""
+
+
+class Trainer(NamedTuple):
+    """What does not change: how to begin and how to go on."""
+
+    config: Config
+    model: VAE
+    """Its structure: arrays or their shapes."""
+    estimators: tuple[Estimator, ...]
+    max_steps: int
+    """The most steps in one dispatch."""
+    devices: Devices | None = None
+    """Those that share each batch, if there are several."""
+
+    def init(self, seed: int | Int[Array, ""], build: Callable[[PRNGKeyArray], VAE]) -> State:
+        model_key, cv_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), 0))
+        arrays = eqx.filter(build(model_key), eqx.is_inexact_array)
+        cv_keys = jax.random.split(cv_key, len(self.estimators))
+        layers = zip(self.estimators, cv_keys, self.config.layer_sizes, strict=True)
+        cv = tuple(e.init(k, Bernoulli(jnp.zeros(size))) for e, k, size in layers)
+        zeros = lambda: jax.tree.map(jnp.zeros_like, arrays.encoders)  # two, for donation
+        return State(
+            arrays,
+            self.optimizer.init(arrays),
+            cv,
+            self.cv_optimizer.init(cv),
+            zeros(),
+            zeros(),
+            jnp.zeros(()),
+            jnp.zeros((), jnp.int32),
+        )
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation:
+        return optax.adam(self.config.learning_rate)
+
+    @property
+    def cv_optimizer(self) -> optax.GradientTransformation:
+        return cv_optimizer(self.estimators, self.config.cv_learning_rate)
+
+    def run(
+        self,
+        state: State,
+        seed: Int[Array, ""],
+        images: UInt8[Array, "images pixels"],
+        start: Int[Array, ""],
+        stop: Int[Array, ""],
+    ) -> State:
+        """Steps `start` to `stop`, at most `max_steps` of them.
+
+        What is random in a step depends on the seed and on the number of the step alone, so that
+        it makes no difference how a run is cut into calls of this function.
+        """
+        batches = Batches.between(seed, start, self.max_steps, len(images), self.config.batch_size)
+
+        def steps(start, stop, state, adapt):
+            one = lambda step, state: self.step(state, seed, step, images[batches.at(step)], adapt)
+            return jax.lax.fori_loop(start, stop, one, state)
+
+        every = self.config.adapt_every
+        if self.max_steps == 1:  # no loop at all
+            adapt = True if every == 1 else start % every == 0
+            return self.step(state, seed, start, images[batches.at(start)], adapt)
+        if every == 1:
+            return steps(start, stop, state, adapt=True)
+
+        def until_adapted(carry):
+            """Steps without adaptation up to a multiple of `every`, then one with it. (A condition
+            in each step would copy the state.)"""
+            step, state = carry
+            due = jnp.minimum(-(-step // every) * every, stop)
+            after = jnp.minimum(due + 1, stop)
+            state = steps(step, due, state, adapt=False)
+            return after, steps(due, after, state, adapt=True)
+
+        unfinished = lambda carry: carry[0] < stop
+        return jax.lax.while_loop(unfinished, until_adapted, (start, state))[1]
+
+    def step(
+        self,
+        state: State,
+        seed: Int[Array, ""],
+        step: Int[Array, ""],
+        images: UInt8[Array, "batch pixels"],
+        adapt: bool | Bool[Array, ""] = True,
+    ) -> State:
+        """One step; without `adapt`, the control variates (and, if that is known when the step is
+        compiled, the cost of their gradient) rest."""
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 1), step)
+        observe_key, elbo_key = jax.random.split(key)
+        images = images if self.devices is None else self.devices.share(images)
+        model = eqx.combine(state.model, self.model)
+        y = model.likelihood.observe(observe_key, images)
+        elbo, grads = elbo_and_grad(
+            model,
+            y,
+            self.estimators,
+            state.cv,
+            key=elbo_key,
+            common_random_numbers=self.config.common_random_numbers,
+            average_decoder=self.config.average_decoder,
+        )
+
+        ascent = eqx.tree_at(
+            lambda m: (m.encoders, m.decoders, m.likelihood),
+            state.model,
+            (grads.encoders, *grads.generative),
+        )
+        updates, optimizer = self.optimizer.update(
+            jax.tree.map(jnp.negative, ascent), state.optimizer, state.model
+        )
+        cv: Any = state.cv
+        cv_optimizer = state.cv_optimizer
+        if adapt is not False:
+            cv_updates, cv_optimizer = self.cv_optimizer.update(grads.cv, cv_optimizer, cv)
+            cv = optax.apply_updates(cv, cv_updates)
+        if not isinstance(adapt, bool):
+            select = lambda new, old: jnp.where(adapt, new, old)
+            before = (state.cv, state.cv_optimizer)
+            cv, cv_optimizer = jax.tree.map(select, (cv, cv_optimizer), before)
+        average = lambda old, new: jax.tree.map(lambda a, b: DECAY * a + (1 - DECAY) * b, old, new)
+        return State(
+            optax.apply_updates(state.model, updates),
+            optimizer,
+            cv,
+            cv_optimizer,
+            average(state.grad_mean, grads.encoders),
+            average(state.grad_square, jax.tree.map(jnp.square, grads.encoders)),
+            state.elbo_sum + elbo,
+            state.elbo_steps + 1,
+        )
+
+
+class Batches(NamedTuple):
+    """Which images each step sees: a new random order for every pass over the data."""
+
+    orders: Int[Array, "epochs images"]
+    first_epoch: Int[Array, ""]
+    batch_size: int
+    per_epoch: int
+
+    @classmethod
+    def between(cls, seed, start, max_steps: int, num_images: int, batch_size: int) -> "Batches":
+        """The orders of all epochs that the `max_steps` steps from `start` touch."""
+        per_epoch = num_images // batch_size
+        epochs = (max_steps - 2) // per_epoch + 2
+        first = start // per_epoch
+        key = jax.random.fold_in(jax.random.key(seed), 2)
+        order = lambda epoch: jax.random.permutation(jax.random.fold_in(key, epoch), num_images)
+        orders = jax.vmap(order)(first + jnp.arange(epochs, dtype=jnp.int32))
+        return cls(orders, first, batch_size, per_epoch)
+
+    def at(self, step: Int[Array, ""]) -> Int[Array, " batch"]:
+        row = step // self.per_epoch - self.first_epoch
+        column = step % self.per_epoch * self.batch_size
+        return jax.lax.dynamic_slice(self.orders, (row, column), (1, self.batch_size))[0]
+
+
+def grad_variance(state: State, step: int) -> Float[Array, ""]:
+    """The variance of the encoders' gradient, averaged over their weights."""
+    return _variance(state.grad_mean, state.grad_square, 1 - DECAY**step)
+
+
+@jax.jit
+def _variance(grad_mean, grad_square, correction):
+    total = lambda tree: jnp.sum(jnp.stack([jnp.sum(leaf) for leaf in jax.tree.leaves(tree)]))
+    square = total(grad_square) / correction
+    mean = total(jax.tree.map(lambda m: (m / correction) ** 2, grad_mean))
+    return (square - mean) / sum(leaf.size for leaf in jax.tree.leaves(grad_mean))

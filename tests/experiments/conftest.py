@@ -1,8 +1,0 @@
-"""Set-up of all tests of experiments."""
-
-import pytest
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _standard_promotion(standard_promotion):
-    """Training steps mix types, as optax does."""

@@ -1,0 +1,22 @@
+"""Folders and datasets for tests of the data room."""
+
+import pytest
+from small_dataset import small_source
+
+from steingrad_lab.data import files
+from steingrad_lab.data.sources import SOURCES
+
+
+@pytest.fixture(autouse=True)
+def places(tmp_path, monkeypatch):
+    """Folders of this test's own, so that no test sees what the machine holds."""
+    monkeypatch.delenv("STEINGRAD_DATA_DIR", raising=False)
+    monkeypatch.setattr(files, "user_cache", lambda: tmp_path / "cache")
+    monkeypatch.setattr(files, "SYSTEM_DIR", tmp_path / "system")
+    return tmp_path
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setitem(SOURCES, "small", small_source())
+    return "small"

@@ -1,0 +1,24 @@
+"""Bounds of a stored model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from small_runs import SMALL
+from steingrad_lab.training import evaluate, load_trained
+
+
+def test_evaluate_against_a_direct_computation(trained):
+    """Chunks of images and of samples add up to the definition."""
+    _, task, step, state = load_trained(trained.path)
+    assert step == SMALL.steps
+    model, images = task.model(state, 0), task.dataset.test[:130]
+    many = [evaluate(model, images, 250, jax.random.key(i)) for i in range(3)]
+    y = model.likelihood.observe(jax.random.key(9), jnp.asarray(images))
+    weights = model.log_weights(y, samples=250, key=jax.random.key(10))
+    direct = float(jnp.mean(jax.nn.logsumexp(weights, axis=0) - np.log(250)))
+    spread = np.std([m.bound for m in many]) + 0.5
+    assert abs(np.mean([m.bound for m in many]) - direct) < 4 * spread
+    assert many[0].bound > many[0].elbo
+    one = evaluate(model, images, 1, jax.random.key(0))
+    np.testing.assert_allclose(one.bound, one.elbo, rtol=1e-5)
