@@ -1,4 +1,5 @@
 import jax
+import jaxtyping
 import pytest
 
 
@@ -7,6 +8,12 @@ def x64():
     """Double precision, for proofs."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def unchecked_types(monkeypatch):
+    """Annotations are not checked, as for users: what they see is the library's own sentence."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture(scope="session")

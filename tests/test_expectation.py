@@ -566,6 +566,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match="whole number of hidden units of 1 or more"):
             sg.PooledSurrogate(hidden=0)
 
+    @pytest.mark.usefixtures("unchecked_types")
     def test_baseline(self):
         with pytest.raises(ValueError, match="'moving_average' or 'learned'"):
             sg.Reinforce(1, baseline="mean")

@@ -457,6 +457,7 @@ def test_settings_are_checked(settings, message):
         sg.Lariat(**settings)
 
 
+@pytest.mark.usefixtures("unchecked_types")
 def test_what_is_missing_is_named():
     with pytest.raises(ValueError, match=r"init\(key, dist\)"):
         sg.Lariat(gradients=False).init(jax.random.key(0))

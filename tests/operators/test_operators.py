@@ -175,6 +175,7 @@ def test_neighbourhood_a_distribution_lacks():
         sg.Barker(neighbourhood="dense")
 
 
+@pytest.mark.usefixtures("unchecked_types")
 def test_bad_settings():
     dist = distributions()["bernoulli"]
     x = dist.enumerate()

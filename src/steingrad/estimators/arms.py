@@ -33,6 +33,7 @@ class ARMS(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=3)
+    """The number of samples, K."""
     distributions: ClassVar = (Bernoulli,)
     by_parts: ClassVar = True
 

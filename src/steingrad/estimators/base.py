@@ -43,6 +43,7 @@ class Estimator(eqx.Module):
     """
 
     num_samples: eqx.AbstractVar[int]
+    """The number of samples, K."""
     biased: ClassVar[bool] = False
     """Whether its mean is something else than the gradient, by design."""
     distributions: ClassVar[tuple[type[Distribution], ...]] = (Distribution,)

@@ -131,10 +131,15 @@ class Bronco(Estimator):
         """Without the gradient: changes of f by taking on each value, and their number."""
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
+    """The number of samples, K."""
     flips: int = eqx.field(static=True, converter=as_index, default=1)
+    """The number of flips of each sample. f is evaluated once at each flip."""
     memory: float = eqx.field(static=True, default=100.0)
+    """About how many past flips of each coordinate are remembered."""
     uniform: float = eqx.field(static=True, default=0.1)
+    """The share of flips that are drawn from all possible flips alike."""
     use_gradient: bool = eqx.field(static=True, default=True)
+    """Guess with the gradient of f. If off, the mean effect of past flips takes its place."""
     distributions: ClassVar = (Bernoulli, Categorical, Ordinal, Subset)
     by_parts: ClassVar = True
 

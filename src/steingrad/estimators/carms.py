@@ -37,6 +37,7 @@ class CARMS(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=3)
+    """The number of samples, K."""
     distributions: ClassVar = (Categorical, Ordinal)
     by_parts: ClassVar = True
 

@@ -35,6 +35,7 @@ class DisARM(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
+    """The number of samples, K."""
     distributions: ClassVar = (Bernoulli,)
     by_parts: ClassVar = True
 

@@ -37,6 +37,7 @@ class DisARMIW(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
+    """The number of samples, K."""
     distributions: ClassVar = (Categorical, Ordinal)
     by_parts: ClassVar = True
 

@@ -42,6 +42,7 @@ class DoubleCV(Estimator):
         alpha: Float[Array, ""]
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
+    """The number of samples, K."""
     distributions: ClassVar = (Bernoulli,)
     by_parts: ClassVar = True
 

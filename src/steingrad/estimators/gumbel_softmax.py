@@ -44,9 +44,14 @@ class GumbelSoftmax(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
+    """The number of samples, K."""
     temperature: int | float = eqx.field(static=True, default=0.5)
+    """The temperature τ. A lower temperature has less bias and more variance."""
     straight_through: bool = eqx.field(static=True, default=False)
+    """Evaluate f at true samples, and keep the derivative of the relaxed samples."""
     jacobian_draws: int = eqx.field(static=True, converter=as_index, default=1)
+    """The number of draws over which the Jacobian is averaged. More than 1 needs
+    straight_through."""
     biased: ClassVar[bool] = True
     distributions: ClassVar = (Bernoulli, Categorical)
     by_parts: ClassVar = True

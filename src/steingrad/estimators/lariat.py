@@ -83,16 +83,28 @@ class Lariat(Estimator):
         surrogate: Any
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
+    """The number of samples, K."""
     values: bool = eqx.field(static=True, default=True)
+    """Use the terms that are made of values of f."""
     gradients: bool = eqx.field(static=True, default=True)
+    """Use the terms that are made of gradients of f."""
     weighted: bool = eqx.field(static=True, default=False)
+    """Also use the terms made of gradients with the weights |x − μ|."""
     memory: bool | None = eqx.field(static=True, default=None)
+    """Use the linear model made of past gradients or past estimates (default: if gradients is
+    off)."""
     context_size: int = eqx.field(static=True, converter=as_index, default=0)
+    """The size of the context from which a baseline and a slope are learned (0: no context)."""
     hidden: int = eqx.field(static=True, converter=as_index, default=0)
+    """The number of hidden units of the context's network (0: a linear function)."""
     surrogate: Surrogate | None = None
+    """Also use the two terms of RODEO, with this surrogate."""
     operator: Operator = Gibbs()
+    """The Stein operator of RODEO's terms."""
     decay: float = eqx.field(static=True, default=DECAY)
+    """How much a step counts in the moving averages, relative to the next step."""
     ridge: float = eqx.field(static=True, default=RIDGE)
+    """The ridge of the least-squares problem, in units of each term's mean square."""
 
     def __check_init__(self):
         check_num_samples("Lariat", self.num_samples, 2, "each term being made of other samples")

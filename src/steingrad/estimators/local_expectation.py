@@ -33,6 +33,7 @@ class LocalExpectation(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
+    """The number of samples, K."""
     distributions: ClassVar = (Bernoulli, Categorical, Ordinal)
 
     def __check_init__(self):

@@ -38,7 +38,9 @@ class ModifiedRelax(Estimator):
         surrogate: Any
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
+    """The number of samples, K."""
     surrogate: MLPSurrogate = MLPSurrogate()
+    """The network H that the control variate is made of."""
     distributions: ClassVar = (Bernoulli, Categorical)
     by_parts: ClassVar = True
 

@@ -55,6 +55,7 @@ class Rebar(Estimator):
         scale: Float[Array, ""]
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
+    """The number of samples, K."""
     distributions: ClassVar = (Bernoulli, Categorical)
     by_parts: ClassVar = True
 

@@ -1,5 +1,7 @@
 """REINFORCE, with or without a baseline."""
 
+from typing import Literal
+
 import equinox as eqx
 import jax.numpy as jnp
 import optax
@@ -38,7 +40,12 @@ class Reinforce(Estimator):
         baseline: Float[Array, ""]
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
-    baseline: int | float | str | None = eqx.field(static=True, default=None)
+    """The number of samples, K."""
+    baseline: int | float | Literal["moving_average", "learned"] | None = eqx.field(
+        static=True, default=None
+    )
+    """The baseline b: a constant, a moving average of f, or a number that is learned to minimise
+    the variance (default: no baseline)."""
 
     def __check_init__(self):
         check_num_samples("Reinforce", self.num_samples, 1, "the points at which f is evaluated")

@@ -35,7 +35,9 @@ class ReinMax(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
+    """The number of samples, K."""
     temperature: int | float = eqx.field(static=True, default=1.0)
+    """The temperature τ of the softmax that is averaged with each sample."""
     biased: ClassVar[bool] = True
     distributions: ClassVar = (Bernoulli, Categorical, Ordinal)
     by_parts: ClassVar = True

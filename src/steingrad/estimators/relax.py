@@ -43,8 +43,11 @@ class Relax(Estimator):
         network: dict[str, Float[Array, "..."]]
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
+    """The number of samples, K."""
     context_size: int = eqx.field(static=True, converter=as_index, default=0)
+    """The length of the context's last axis (0: no context)."""
     hidden: int = eqx.field(static=True, converter=as_index, default=137)
+    """The number of hidden units of the network r."""
     distributions: ClassVar = (Bernoulli, Categorical)
     by_parts: ClassVar = True
 

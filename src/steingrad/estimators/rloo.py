@@ -21,6 +21,7 @@ class RLOO(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
+    """The number of samples, K."""
 
     def __check_init__(self):
         check_num_samples("RLOO", self.num_samples, 2, "each sample's baseline being the others")

@@ -1,7 +1,7 @@
 """RODEO: REINFORCE leave-one-out with control variates from discrete Stein operators."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -54,12 +54,20 @@ class Rodeo(Estimator):
         products: Products | None = None
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
+    """The number of samples, K (paper: 2 and 3)."""
     operator: Operator = Gibbs()
+    """The Stein operator (paper: Gibbs; ablation: Barker, MPF, Difference)."""
     surrogate: Surrogate = MLPSurrogate()
+    """The stand-in for f at the neighbours (paper: MLPSurrogate)."""
     loo: bool = eqx.field(static=True, default=True)
+    """Use the leave-one-out baseline (off only in the paper's ablation)."""
     local: bool = eqx.field(static=True, default=True)
+    """Use the local control variate (off only in the paper's ablation)."""
     global_: bool = eqx.field(static=True, default=True)
-    coefficients: str = eqx.field(static=True, default="learned")
+    """Use the global control variate (off only in the paper's ablation)."""
+    coefficients: Literal["learned", "least_squares"] = eqx.field(static=True, default="learned")
+    """How α and β are found: learned by gradient descent (paper), or solved for by least
+    squares."""
 
     def __check_init__(self):
         check_num_samples(

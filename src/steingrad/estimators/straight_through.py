@@ -36,6 +36,7 @@ class StraightThrough(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
+    """The number of samples, K."""
     biased: ClassVar[bool] = True
     distributions: ClassVar = (Bernoulli, Categorical, Ordinal)
     by_parts: ClassVar = True

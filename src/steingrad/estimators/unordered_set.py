@@ -41,6 +41,7 @@ class UnorderedSet(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=4)
+    """The number of samples, K."""
 
     def __check_init__(self):
         check_num_samples(

@@ -175,6 +175,7 @@ class CoordinateOperator(Operator):
     """
 
     num_coordinates: eqx.AbstractVar[int | None]
+    """The number of coordinates to visit, drawn at random (default and paper: all)."""
     averages: ClassVar[bool] = False
     """Whether it is a mean over coordinates, with 1/d, or a sum."""
 

@@ -30,7 +30,10 @@ class BirthDeath(CoordinateOperator):
     """
 
     damping: float = eqx.field(static=True, default=0.0)
+    """A constant added to the denominator of probability ratios (paper: 1e-3 for MPF and
+    Difference, which makes them biased)."""
     num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
+    """The number of coordinates to visit, drawn at random (default and paper: all)."""
     averages: ClassVar = True
 
     def __check_init__(self):
@@ -67,7 +70,10 @@ class Difference(CoordinateOperator):
     """
 
     damping: float = eqx.field(static=True, default=0.0)
+    """A constant added to the denominator of probability ratios (paper: 1e-3 for MPF and
+    Difference, which makes them biased)."""
     num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
+    """The number of coordinates to visit, drawn at random (default and paper: all)."""
     averages: ClassVar = True
 
     def __check_init__(self):

@@ -1,6 +1,6 @@
 """The Gibbs operator: resample one coordinate given the others."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -33,8 +33,11 @@ class Gibbs(CoordinateOperator):
     True
     """
 
-    scan: str = eqx.field(static=True, default="random")
+    scan: Literal["random", "own"] = eqx.field(static=True, default="random")
+    """The update that a component of the global control variate uses: that of a random coordinate
+    (paper), or that of its own coordinate."""
     num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
+    """The number of coordinates to visit, drawn at random (default and paper: all)."""
     averages: ClassVar = True
 
     def __check_init__(self):

@@ -32,6 +32,7 @@ class TransitionMatrix(Operator):
     """
 
     matrix: Any
+    """The transition matrix, or a function from the distribution to the matrix."""
 
     def __init__(self, matrix: Array | np.ndarray | list | Callable[[Distribution], Array]):
         self.matrix = matrix if callable(matrix) else jnp.asarray(matrix)

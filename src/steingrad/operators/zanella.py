@@ -22,7 +22,11 @@ class LocallyBalanced(CoordinateOperator):
     """What Zanella's operators share: all but the balancing function."""
 
     neighbourhood: eqx.AbstractVar[str | tuple[int, ...]]
+    """The values of a coordinate that are neighbours: "full" (any other value), "sparse" (one step
+    up or down), or a list of steps such as (-1, 1)."""
     damping: eqx.AbstractVar[float]
+    """A constant added to the denominator of probability ratios (paper: 1e-3 for MPF and
+    Difference, which makes them biased)."""
 
     def __check_init__(self):
         name = type(self).__name__
@@ -71,11 +75,17 @@ class Zanella(LocallyBalanced):
     """
 
     kappa: Callable[[Float[Array, "..."]], Float[Array, "..."]] = eqx.field(static=True)
+    """The balancing function κ, which has κ(t) = t κ(1/t)."""
     neighbourhood: str | tuple[int, ...] = eqx.field(
         static=True, converter=as_neighbourhood, default="full"
     )
+    """The values of a coordinate that are neighbours: "full" (any other value), "sparse" (one step
+    up or down), or a list of steps such as (-1, 1)."""
     damping: float = eqx.field(static=True, default=0.0)
+    """A constant added to the denominator of probability ratios (paper: 1e-3 for MPF and
+    Difference, which makes them biased)."""
     num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
+    """The number of coordinates to visit, drawn at random (default and paper: all)."""
 
     def __check_init__(self):
         check_balancing(self.kappa)
@@ -99,8 +109,13 @@ class MPF(LocallyBalanced):
     neighbourhood: str | tuple[int, ...] = eqx.field(
         static=True, converter=as_neighbourhood, default="full"
     )
+    """The values of a coordinate that are neighbours: "full" (any other value), "sparse" (one step
+    up or down), or a list of steps such as (-1, 1)."""
     damping: float = eqx.field(static=True, default=0.0)
+    """A constant added to the denominator of probability ratios (paper: 1e-3 for MPF and
+    Difference, which makes them biased)."""
     num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
+    """The number of coordinates to visit, drawn at random (default and paper: all)."""
 
     def rate(self, log_ratio):
         return jnp.exp(0.5 * log_ratio)
@@ -122,8 +137,13 @@ class Barker(LocallyBalanced):
     neighbourhood: str | tuple[int, ...] = eqx.field(
         static=True, converter=as_neighbourhood, default="full"
     )
+    """The values of a coordinate that are neighbours: "full" (any other value), "sparse" (one step
+    up or down), or a list of steps such as (-1, 1)."""
     damping: float = eqx.field(static=True, default=0.0)
+    """A constant added to the denominator of probability ratios (paper: 1e-3 for MPF and
+    Difference, which makes them biased)."""
     num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
+    """The number of coordinates to visit, drawn at random (default and paper: all)."""
 
     def rate(self, log_ratio):
         return jax.nn.sigmoid(log_ratio)

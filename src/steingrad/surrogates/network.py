@@ -18,8 +18,11 @@ class NetworkSurrogate(Surrogate):
     units (in `layers` = 1 or 2 layers) that sees a value and a linear change."""
 
     hidden: int = eqx.field(static=True, converter=as_index, default=100)
+    """The number of hidden units of the surrogate in each layer (paper: 100)."""
     layers: int = eqx.field(static=True, converter=as_index, default=1)
+    """The number of hidden layers of the surrogate, 1 or 2 (paper: 1; ablation: 2)."""
     slope: float = eqx.field(static=True, default=0.3)
+    """The slope of the surrogate's LeakyReLU units below zero."""
 
     def __check_init__(self):
         name = type(self).__name__
