@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import steingrad as sg
-from steingrad.estimators.base import adam
+from steingrad.estimators.optimizers import adam
 
 KEY = jax.random.key(0)
 DIST = sg.Bernoulli(jnp.linspace(-1, 1, 4))

@@ -50,7 +50,7 @@ def cv_optimizer(
 
 
 def _without_strictness(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """optax mixes types, which those who forbid it in their own code need not know."""
+    """optax promotes dtypes implicitly; this keeps users with strict promotion unaffected."""
 
     def update(updates, state, params=None):
         with jax.numpy_dtype_promotion("standard"):

@@ -33,81 +33,89 @@ CONSTANT = (
     "constants, put jax.lax.stop_gradient around them."
 )
 
-# The identity on derivatives that must not be used: evaluated, or transposed, it raises. It does
-# not raise where a derivative is formed and then left alone, as behind a stop_gradient.
+# The identity on derivatives that must not be used. It raises where they are evaluated or
+# transposed, but not where a derivative is formed and then left alone, as behind a stop_gradient.
 _refused_p = jax.extend.core.Primitive("refused")
+_refused_p.multiple_results = True
 
 
 def _raise(*_, forward, **__):
     raise TypeError(forward)
 
 
-def _transpose(cotangent, _, *, forward, reverse):
+def _transpose(cotangents, *_, forward, reverse):
     if reverse:
         raise TypeError(reverse)
-    return [cotangent]
+    return cotangents
 
 
 def _batch(arrays, axes, **messages):
-    return _refused_p.bind(*arrays, **messages), axes[0]
+    return _refused_p.bind(*arrays, **messages), axes
 
 
 _refused_p.def_impl(_raise)
-_refused_p.def_abstract_eval(lambda x, **_: x)
+_refused_p.def_abstract_eval(lambda *avals, **_: avals)
 ad.deflinear2(_refused_p, _transpose)
 batching.primitive_batchers[_refused_p] = _batch
 mlir.register_lowering(_refused_p, _raise, cacheable=False)
 
 
+def _is_zero(tangent: Any) -> bool:
+    return isinstance(tangent, SymbolicZero)
+
+
 @jax.custom_jvp
-def _reverse_only(x):
-    return x
+def _reverse_only(leaves):
+    return leaves
 
 
-@_reverse_only.defjvp
-def _(primals, tangents):
-    return primals[0], _refused_p.bind(tangents[0], forward=FORWARD, reverse=None)
+@partial(_reverse_only.defjvp, symbolic_zeros=True)
+def _reverse_only_jvp(primals, tangents):
+    # Symbolic zeros stay what they are, so that JAX still knows which leaves are differentiated.
+    moved = [tangent for tangent in tangents[0] if not _is_zero(tangent)]
+    moved = iter(_refused_p.bind(*moved, forward=FORWARD, reverse=None) if moved else [])
+    return primals[0], [t if _is_zero(t) else next(moved) for t in tangents[0]]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _drawn_with(x, parameters, message):
-    return x
+def _drawn_with(leaves, parameters, message):
+    return leaves
 
 
 @partial(_drawn_with.defjvp, symbolic_zeros=True)
-def _(message, primals, tangents):
-    x, parameters = primals
-    is_zero = lambda tangent: isinstance(tangent, SymbolicZero)
-    moved = [t for t in jax.tree.leaves(tangents[1], is_leaf=is_zero) if not is_zero(t)]
-    tangent = tangents[0]
+def _drawn_with_jvp(message, primals, tangents):
+    leaves, parameters = primals
+    moved = [t for t in jax.tree.leaves(tangents[1], is_leaf=_is_zero) if not _is_zero(t)]
+    out = tangents[0]
     if moved:
         # Of the right shape, and made of the parameters' derivatives: no other property is used.
-        some = jnp.broadcast_to(sum(jnp.sum(t).astype(x.dtype) for t in moved), x.shape)
-        refused = _refused_p.bind(some, forward=message, reverse=message)
-        tangent = refused if is_zero(tangent) else tangent + refused
-    return _drawn_with(x, parameters, message), tangent
+        total = lambda leaf: sum(jnp.sum(t).astype(leaf.dtype) for t in moved)
+        made = [jnp.broadcast_to(total(leaf), leaf.shape) for leaf in leaves]
+        refused = _refused_p.bind(*made, forward=message, reverse=message)
+        out = [r if _is_zero(t) else t + r for t, r in zip(out, refused, strict=True)]
+    return _drawn_with(leaves, parameters, message), out
 
 
 def reverse_only(tree: Any) -> Any:
     """The same arrays, whose derivatives may be used in reverse mode only."""
-    return _on_inexact(_reverse_only, tree)
+    leaves, others = eqx.partition(tree, eqx.is_inexact_array)
+    leaves, structure = jax.tree.flatten(leaves)
+    return eqx.combine(jax.tree.unflatten(structure, _reverse_only(leaves)), others)
 
 
 def drawn_with(parameters: Any, estimates: Any, message: str = DRAWN) -> Any:
     """The same estimates, which must not be differentiated by the parameters of the distribution
-    that their samples came from, or whatever else is passed."""
-    guard = lambda leaf: _drawn_with(leaf, eqx.filter(parameters, eqx.is_inexact_array), message)
-    return _on_inexact(guard, estimates)
+    that their samples came from, or by whatever else is passed."""
+    arrays, others = eqx.partition(estimates, eqx.is_inexact_array)
+    leaves, structure = jax.tree.flatten(arrays)
+    leaves = _drawn_with(leaves, eqx.filter(parameters, eqx.is_inexact_array), message)
+    return eqx.combine(jax.tree.unflatten(structure, leaves), others)
 
 
 def stop_gradient(tree: Any) -> Any:
     """The same arrays as constants; other leaves as they are."""
-    return _on_inexact(jax.lax.stop_gradient, tree)
-
-
-def _on_inexact(guard: Callable, tree: Any) -> Any:
-    # Leaf by leaf, so that JAX still knows which of them are differentiated.
-    return jax.tree.map(lambda leaf: guard(leaf) if eqx.is_inexact_array(leaf) else leaf, tree)
+    constant = lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_inexact_array(leaf) else leaf
+    return jax.tree.map(constant, tree)
 
 
 def device_axes(tree: Any) -> frozenset[str]:
@@ -119,10 +127,11 @@ def device_axes(tree: Any) -> frozenset[str]:
 
 
 def on_each_device(tree: Any, like: Any = None) -> Any:
-    """The same arrays, each a copy of the device's own if any of them, or of `like`, is.
+    """The same arrays, each a copy of the device's own if any of them, or of `like`, differs
+    between devices.
 
-    The derivative by an array that all devices share would be summed over them; that by its copy
-    stays on its device, where an estimator wants it.
+    The derivative by an array that all devices share would be summed over them. The derivative by
+    its copy stays on its device, where an estimator wants it.
     """
     axes = device_axes((tree, like))
 
@@ -134,7 +143,8 @@ def on_each_device(tree: Any, like: Any = None) -> Any:
 
 
 def over_devices(reduce: Callable, gradients: Any, like: Any) -> Any:
-    """Gradients made on each device, reduced over those that share the array they belong to."""
+    """Gradients made on each device, reduced over the devices that share the array they belong
+    to."""
 
     def shared(gradient, array):
         if gradient is None:
@@ -142,6 +152,8 @@ def over_devices(reduce: Callable, gradients: Any, like: Any) -> Any:
         axes = tuple(device_axes(gradient) - device_axes(array))
         return reduce(gradient, axes) if axes else gradient
 
+    if not device_axes(gradients):
+        return gradients
     return jax.tree.map(shared, gradients, like, is_leaf=lambda leaf: leaf is None)
 
 
@@ -149,7 +161,7 @@ def check_shared(moving: Any, everything: Any) -> None:
     """Raise if f closes over an array that devices share, and that is differentiated: what comes
     back is summed over them before it can be weighted with what each of them does with f."""
     axes = device_axes(everything)
-    if any(axes - device_axes(leaf) for leaf in jax.tree.leaves(moving)):
+    if axes and any(axes - device_axes(leaf) for leaf in jax.tree.leaves(moving)):
         raise TypeError(
             "Inside jax.shard_map, f closes over an array that all devices share and that is "
             "differentiated. Pass it to f through args=(...) of `expectation`."

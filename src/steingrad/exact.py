@@ -30,9 +30,9 @@ def exact_expectation(
             "functools.partial(f, key=key), for one draw of its noise; or take the mean of many "
             "estimates, as `compare` does."
         )
-    fx = jnp.moveaxis(bind(f, dist, None)(dist.enumerate_batch(), *args), 0, -1)
+    fx = jnp.moveaxis(bind(f, dist)(None, dist.enumerate_batch(), *args)[0], 0, -1)
     probs = dist.probabilities()
-    # What never happens counts nothing, be f infinite there.
+    # States with probability zero contribute nothing, even if f is infinite there.
     fx = jnp.where(probs > 0, fx.astype(probs.dtype), 0)
     return mean(jnp.sum(probs * fx, axis=-1))
 

@@ -1,44 +1,47 @@
 """The front door: an expectation that `jax.grad` differentiates with an estimator."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
 
 from .arrays import mean
 from .derivatives import (
     CONSTANT,
     check_shared,
     drawn_with,
-    on_each_device,
     over_devices,
     reverse_only,
     stop_gradient,
 )
-from .distributions import Distribution
-from .estimators import Estimator, Gradients
-from .estimators.base import check_call, check_cv, check_gradient, scale_cv
-from .objective import Bound, as_jax_arrays, bind, per_example
+from .estimators import Gradients, base
+from .estimators.base import Problem, pose, scale_cv
+
+P, T = ParamSpec("P"), TypeVar("T")
 
 
-def expectation(
-    f: Callable[..., Float[Array, "..."]],
-    dist: Distribution,
-    estimator: Estimator,
-    cv: Any = None,
-    *,
-    key: PRNGKeyArray,
-    args: tuple = (),
-    context: Array | None = None,
-    relaxation: Callable[..., Float[Array, "..."]] | None = None,
-    has_aux: bool = False,
-    batched: bool = True,
-    in_axes: Sequence[int | None] | None = None,
-) -> Any:
+def _takes(arguments: Callable[P, Problem]) -> Callable[[Callable[[Problem], T]], Callable[P, T]]:
+    """A decorator for functions of a `Problem`, which are called with the arguments it is made of:
+    they are listed once."""
+
+    def decorate(function):
+        @functools.wraps(function)
+        def call(*given: P.args, **settings: P.kwargs) -> T:
+            return function(arguments(*given, **settings))
+
+        call.__signature__ = inspect.signature(arguments)  # pyright: ignore
+        return call
+
+    return decorate
+
+
+@_takes(pose)
+def expectation(problem: Problem) -> Any:
     r"""$E_{q_\eta}[f(x)]$, averaged over the batch: estimated, and differentiable.
 
     $q_\eta$ is `dist`. The `estimator` draws its samples with `key`, and `cv` are its control
@@ -92,33 +95,18 @@ def expectation(
     part of the batch; gradients of what the devices share are summed over them, as those of any
     function are, but `cv`'s are averaged.
     """
-    check_call(f, dist, estimator, key, args)
-    f = _on_batches(f, batched, in_axes)
-    check_gradient(estimator, f)
-    if cv is not None:  # the value alone needs none
-        check_cv(estimator, cv, dist)
-    parameters, args, context, key = on_each_device(
-        (dist.parameters, as_jax_arrays(args), context, key), like=(cv, dist)
-    )
-    dist = dist.with_parameters(parameters)
-    struct = jax.eval_shape(lambda key: estimator.sample(key, dist), key)
-    stands_in = estimator.relaxes and relaxation is not None
-    how = {"relaxed": estimator.goes_by_gradient and not stands_in, "has_aux": has_aux}
-    keyed = lambda key, x, *args: bind(f, dist, key, **how)(x, *args)
-    # Arrays that f closes over become leaves of `keyed`, and so are differentiated.
-    keyed = eqx.filter_closure_convert(keyed, key, struct, *args)
-    relaxed = None
-    if relaxation is not None and stands_in:
-        relaxation = _on_batches(relaxation, batched, in_axes)
-        relaxed = lambda key, x, *args: bind(relaxation, dist, key, relaxed=True)(x, *args)
-        relaxed = eqx.filter_closure_convert(relaxed, key, struct, *args)
+    dist, estimator, key = problem.dist, problem.estimator, problem.key
+    states = jax.eval_shape(lambda key: estimator.sample(key, dist), key)
+    # Arrays that f closes over become leaves of the function, and so are differentiated.
+    convert = lambda f: eqx.filter_closure_convert(f, key, states, *problem.args)
+    objective = convert(problem.objective)
+    stand_in = None if problem.relaxation is None else convert(problem.relaxation)
     closed_over = dist.closed_over()
     try:
         value = _expectation(
-            reverse_only((dist.parameters, cv, (keyed, args))),
-            *stop_gradient((dist, estimator)),  # an operator may be made of the logits
-            key,
-            (*stop_gradient((context, relaxed)), has_aux),
+            reverse_only((dist.parameters, problem.cv, (objective, problem.args))),
+            # The rest is constant; an operator may be made of the logits.
+            stop_gradient(_with(problem, cv=None, objective=None, args=(), relaxation=stand_in)),
         )
     except jax.errors.UnexpectedTracerError as error:
         if closed_over:
@@ -128,77 +116,63 @@ def expectation(
     return drawn_with((constants, closed_over), value, CONSTANT)
 
 
+def _with(problem: Problem, **changes: Any) -> Problem:
+    return dataclasses.replace(problem, **changes)
+
+
 @eqx.filter_custom_vjp
-def _expectation(differentiable, dist, estimator, key, others):
-    parameters, _, (keyed, args) = differentiable
-    sample_key, f_key, _ = jax.random.split(key, 3)
-    dist = dist.with_parameters(parameters)
+def _expectation(differentiable, problem):
+    parameters, _, (objective, args) = differentiable
+    estimator, dist = problem.estimator, problem.dist.with_parameters(parameters)
+    sample_key, f_key, _ = jax.random.split(problem.key, 3)
     x = estimator.sample(sample_key, dist)
-    out = keyed(f_key, x, *args)
-    *_, has_aux = others
-    value = lambda fx: mean(estimator.weigh(dist, x, fx) if fx.size else fx)
-    return (value(out[0]), out[1]) if has_aux else value(out)
+    fx, aux = objective(f_key, x, *args)
+    weights = estimator.weights(dist, x) if fx.size else None
+    value = mean(base.weighted(fx, weights))
+    return (value, aux) if problem.has_aux else value
 
 
 @_expectation.def_fwd
-def _forward(perturbed, differentiable, dist, estimator, key, others):
-    context, relaxed, has_aux = others
-    parameters, cv, keyed_and_args = differentiable
-    moving, still = eqx.partition(keyed_and_args, perturbed[2])
-    check_shared(moving, (parameters, keyed_and_args))
+def _forward(perturbed, differentiable, problem):
+    parameters, cv, objective_and_args = differentiable
+    moving, still = eqx.partition(objective_and_args, perturbed[2])
+    check_shared(moving, (parameters, objective_and_args))
     moving = jax.tree.map(jnp.asarray, moving)  # outside jit a scalar arrives as a Python number
 
-    def f(x, moving, key):
-        keyed, args = eqx.combine(moving, still)
-        return keyed(key, x, *args)
+    def f(key, x, moving):
+        objective, args = eqx.combine(moving, still)
+        return objective(key, x, *args)
 
-    def relaxation(x, moving, key):
-        _, args = eqx.combine(moving, still)
-        return relaxed(key, x, *args)
+    def stand_in(key, x, moving):
+        return problem.relaxation(key, x, *eqx.combine(moving, still)[1])
 
-    return estimator.value_and_grad(
-        Bound(f),
-        dist.with_parameters(parameters),
-        cv,
-        key=key,
-        args=(moving,),
-        context=context,
-        relaxation=None if relaxed is None else Bound(relaxation),
-        has_aux=has_aux,
-    )
+    dist = problem.dist.with_parameters(parameters)
+    relaxation = None if problem.relaxation is None else stand_in
+    changes = {"objective": f, "cv": cv, "args": (moving,), "relaxation": relaxation}
+    return base.value_and_grad(_with(problem, dist=dist, **changes))
 
 
 @_expectation.def_bwd
-def _backward(grads, cotangent, perturbed, differentiable, dist, estimator, key, others):
-    def scaled(factor, tree):
+def _backward(grads, cotangent, perturbed, differentiable, problem):
+    factor = cotangent[0] if problem.has_aux else cotangent
+
+    def scaled(tree):
         return jax.tree.map(lambda g: (factor * g.astype(factor.dtype)).astype(g.dtype), tree)
 
-    parameters, cv, keyed_and_args = differentiable
-    *_, has_aux = others
-    cotangent = cotangent[0] if has_aux else cotangent
-    sum_, mean_ = partial(over_devices, jax.lax.psum), partial(over_devices, jax.lax.pmean)
-    # Of f, the sum over devices that share an array, as always; control variates want the mean.
-    return (
-        sum_(scaled(cotangent, grads.parameters), parameters),
-        mean_(scale_cv(estimator, cotangent, grads.cv), cv),
-        sum_(scaled(cotangent, grads.args[0]), keyed_and_args),
+    parameters, cv, objective_and_args = differentiable
+    of_f = over_devices(
+        jax.lax.psum,
+        scaled((grads.parameters, grads.args[0])),
+        (parameters, objective_and_args),
     )
+    # Gradients of f are summed over devices that share an array, as always; control variates want
+    # the mean.
+    cv_grad = scale_cv(problem.estimator, factor, grads.cv)
+    return of_f[0], over_devices(jax.lax.pmean, cv_grad, cv), of_f[1]
 
 
-def value_and_grad(
-    f: Callable[..., Float[Array, "..."]],
-    dist: Distribution,
-    estimator: Estimator,
-    cv: Any = None,
-    *,
-    key: PRNGKeyArray,
-    args: tuple = (),
-    context: Array | None = None,
-    relaxation: Callable[..., Float[Array, "..."]] | None = None,
-    has_aux: bool = False,
-    batched: bool = True,
-    in_axes: Sequence[int | None] | None = None,
-) -> tuple[Any, Gradients]:
+@_takes(pose)
+def value_and_grad(problem: Problem) -> tuple[Any, Gradients]:
     r"""What `expectation` and its derivatives compute, explicitly: the mean of $f$ over samples
     and batch, and `Gradients(parameters, cv, args)`; with `has_aux`, `((mean, aux), gradients)`.
 
@@ -212,24 +186,4 @@ def value_and_grad(
     >>> grads.parameters.shape, grads.args[0].shape
     ((3,), (3,))
     """
-    check_call(f, dist, estimator, key, args)
-    found = estimator.value_and_grad(
-        _on_batches(f, batched, in_axes),
-        dist,
-        cv,
-        key=key,
-        args=args,
-        context=context,
-        relaxation=relaxation if relaxation is None else _on_batches(relaxation, batched, in_axes),
-        has_aux=has_aux,
-    )
-    return drawn_with(dist.closed_over(), found)
-
-
-def _on_batches(f: Callable, batched: bool, in_axes: Sequence[int | None] | None) -> Callable:
-    if batched and in_axes is not None:
-        raise ValueError(
-            "in_axes says how an f on one example is mapped over the batch: it goes with "
-            "batched=False."
-        )
-    return f if batched else per_example(f, in_axes)
+    return drawn_with(problem.dist.closed_over(), base.value_and_grad(problem))

@@ -18,45 +18,50 @@ from .distributions.base import Distribution
 
 
 class Evaluated(eqx.Module):
-    r"""The samples, what was evaluated at them, and what else an estimate may look at."""
+    r"""The samples, what was evaluated at them, and what else an estimate may look at.
+
+    All floating-point arrays have one type, which is also that of the distribution and of the
+    control variates that an estimator is handed together with this.
+    """
 
     x: Float[Array, "samples ..."]
     """The samples, of shape `[K, *batch, *event]`."""
     fx: Float[Array, "samples ..."]
-    """f there, of shape `[K, *batch]`."""
+    """f at the samples, of shape `[K, *batch]`."""
     dfx: Float[Array, "samples ..."] | None = None
-    r"""$\nabla f$ there, shaped like `x`."""
+    r"""$\nabla f$ at the samples, shaped like `x`."""
     fy: Float[Array, "points samples ..."] | None = None
-    """f at the estimator's `further_points`, of shape `[n, K, *batch]`."""
+    """f at the further points that the estimator proposed, of shape `[n, K, *batch]`."""
     f: Callable[[Array], Array] | None = None
     """f itself. A random f draws the same numbers whenever it is called with the shape of `x`."""
     key: PRNGKeyArray | None = None
-    """For what the estimate draws."""
+    """The key for what the estimate draws."""
     context: Array | None = None
     """What the control variates may know beside the samples, of shape `[*batch, c]`."""
-    choice: Any = None
-    """What the estimator's `choose` returned, if it is known; else that is drawn again."""
+    memo: Any = None
+    """What the estimator returned beside the further points when it proposed them."""
 
     @property
     def event_ndim(self) -> int:
-        """How many axes a state has."""
+        """The number of axes of a state."""
         return self.x.ndim - self.fx.ndim
 
 
 def bind(
-    f: Callable[..., Any],
-    dist: Distribution,
-    key: PRNGKeyArray | None,
-    *,
-    relaxed: bool = False,
-    has_aux: bool = False,
+    f: Callable[..., Any], dist: Distribution, *, relaxed: bool = False, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """`f` on states that are arrays, with its key, if it takes one, and with a check of what it
-    returns; `relaxed` if a gradient of 0 everywhere would make the estimate wrong."""
-    call = _on_states(f, dist, key)
+    """`f` as a function of a key, of states as one array, and of further arguments, which returns a
+    pair: values, checked, and anything else (`None` without `has_aux`). `relaxed` says that a
+    gradient of 0 everywhere would make the estimate wrong."""
+    if isinstance(f, (Callback, PerExample)):
+        call = f.on(dist)
+    elif takes_key(f):
+        call = lambda key, x, *args: f(dist.view(x), *args, key=key)
+    else:
+        call = lambda key, x, *args: f(dist.view(x), *args)
 
-    def objective(x, *args):
-        out, aux = call(x, *args), None
+    def objective(key, x, *args):
+        out, aux = call(key, x, *args), None
         if has_aux:
             if not isinstance(out, tuple) or len(out) != 2:
                 raise TypeError(
@@ -90,25 +95,9 @@ def bind(
                 "relaxation=...."
             )
         # One type for values and gradients, whichever estimator asks.
-        fx = fx.astype(compute_dtype(fx, x))
-        return (fx, aux) if has_aux else fx
+        return fx.astype(compute_dtype(fx, x)), aux
 
     return objective
-
-
-class Bound(functools.partial):
-    """An f that `bind` has been at: it takes a state as the array it is."""
-
-
-def _on_states(f: Callable, dist: Distribution, key: PRNGKeyArray | None) -> Callable:
-    if isinstance(f, (Callback, PerExample)):
-        return f.on(dist, key)
-    keyed = _with_key(f, key) if takes_key(f) else f
-    return keyed if isinstance(f, Bound) else lambda x, *args: keyed(dist.view(x), *args)
-
-
-def _with_key(f, key):
-    return lambda x, *args: f(x, *args, key=key)
 
 
 class PerExample:
@@ -127,8 +116,10 @@ class PerExample:
     def __call__(self, x: Any, *args: Any, **keywords: Any) -> Any:
         return self.f(x, *args, **keywords)
 
-    def on(self, dist: Distribution, key: PRNGKeyArray | None) -> Callable:
-        def on_all(x, *args):
+    def on(self, dist: Distribution) -> Callable:
+        """f on all states: a function of a key, of states and of further arguments."""
+
+        def on_all(key, x, *args):
             in_axes = (None,) * len(args) if self.in_axes is None else tuple(self.in_axes)
             if len(in_axes) != len(args):
                 raise ValueError(
@@ -140,13 +131,12 @@ class PerExample:
             _check_batch(dist, args, in_axes)
             if isinstance(self.f, Callback):
                 loop = _OneByOne(self.f.f, len(dist.batch_shape), in_axes)
-                return loop.on(dist, key)(x, *args)
+                return loop.on(dist)(key, x, *args)
             keyed = takes_key(self.f)
             keys = jax.random.split(key, lead) if keyed and key is not None else None
 
             def one(x, key, *args):
-                call = _with_key(self.f, key) if keyed else self.f
-                return call(dist.view(x), *args)
+                return self.f(dist.view(x), *args, **({"key": key} if keyed else {}))
 
             for axis in reversed(range(len(lead))):
                 mapped = in_axes if axis >= before else (None,) * len(args)
@@ -162,8 +152,8 @@ def per_example(f: Callable[..., Any], in_axes: Sequence[int | None] | None = No
 
     `in_axes` has an entry for each of `args`: `None` where all examples share it (the default for
     all of them), 0 where its arrays begin with the axes of the batch and an example gets its own.
-    If f has an argument named `key`, each state gets a key of its own. `batched=False` of
-    `expectation` and `value_and_grad` does the same.
+    If f has an argument named `key`, each state gets a key of its own. Calling `expectation` or
+    `value_and_grad` with `batched=False` does the same.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> f = lambda x, target, weight: weight * (x @ x - target) ** 2
@@ -195,7 +185,9 @@ class Callback:
     def __call__(self, x: Any, *args: Any) -> Any:
         return self.f(x, *args)
 
-    def on(self, dist: Distribution, key: PRNGKeyArray | None) -> Callable:
+    def on(self, dist: Distribution) -> Callable:
+        """f outside JAX: a function of a key, which is not used, of states and of arguments."""
+
         @jax.custom_jvp
         def call(x, args):
             struct = jax.ShapeDtypeStruct(x.shape[: x.ndim - dist.event_ndim], compute_dtype(x))
@@ -230,7 +222,7 @@ class Callback:
             fx = call(*primals)
             return fx, jnp.zeros_like(fx)
 
-        return lambda x, *args: call(x, as_jax_arrays(args))
+        return lambda _, x, *args: call(x, as_jax_arrays(args))
 
     def _values(self, shown, args, expected) -> np.ndarray:
         values = np.asarray(self.f(shown, *args))
@@ -304,8 +296,8 @@ def takes_key(f: Callable) -> bool:
             return False
     except (TypeError, ValueError):
         return False
-    # A signature is also that of what was wrapped (`jax.jit`, `functools.wraps`), and names a key
-    # that a partial has bound as one with a default: look at each layer.
+    # The signature may be that of a wrapped function (`jax.jit`, `functools.wraps`), and it lists a
+    # key that a partial has bound as one with a default. So each layer is looked at.
     layer: Any = f
     while layer is not None:
         if isinstance(layer, functools.partial):
@@ -333,31 +325,29 @@ def needs_key(f: Callable) -> bool:
 
 
 def as_jax_arrays(tree: Any) -> Any:
-    """NumPy arrays as JAX arrays, which are differentiated; other leaves as they are."""
+    """The same tree with NumPy arrays as JAX arrays, so that they are differentiated."""
     numpy = (np.ndarray, np.generic)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, numpy) else leaf, tree)
 
 
 def evaluate(
-    objective: Callable[..., Float[Array, "..."]],
+    objective: Callable[..., Any],
     x: Float[Array, "samples ..."],
     args: tuple,
-    needs_gradient: bool,
     *,
+    needs_gradient: bool = False,
     weights: Float[Array, "samples ..."] | None = None,
-    has_aux: bool = False,
-    has_gradient: bool = True,
+    differentiable: bool = True,
 ) -> tuple[Float[Array, "samples ..."], Float[Array, "samples ..."] | None, tuple, Any]:
-    """f(x), ∇f(x) (if needed), the gradient of mean f with respect to `args`, in one pass, and what
-    else f returns. The mean is over batch and samples, these with their weights if they have any.
+    """f(x), ∇f(x) if that is needed, the gradient of the mean of f with respect to `args`, and what
+    else f returns, from one forward and one backward pass.
+
+    `objective` returns a pair, values and anything else. The mean is over batch and samples, which
+    count with their weights if they have any.
     """
-    differentiated = lambda leaf: has_gradient and eqx.is_inexact_array(leaf)
-    dynamic, static = eqx.partition(as_jax_arrays(args), differentiated)
-
-    def at(x, dynamic):
-        out = objective(x, *eqx.combine(dynamic, static))
-        return out if has_aux else (out, None)
-
+    floating = lambda leaf: differentiable and eqx.is_inexact_array(leaf)
+    dynamic, static = eqx.partition(args, floating)
+    at = lambda x, dynamic: objective(x, *eqx.combine(dynamic, static))
     vjp: Any = partial(jax.vjp, has_aux=True)
     if needs_gradient:
         fx, pull_back, aux = vjp(at, x, dynamic)

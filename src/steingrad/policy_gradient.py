@@ -12,7 +12,7 @@ from .arrays import as_index, compute_dtype, mean, mean_of_others
 from .derivatives import drawn_with, on_each_device
 from .distributions import Autoregressive, Distribution
 from .estimators import Gradients
-from .estimators.base import check_num_samples
+from .estimators.checks import check_num_samples
 from .objective import as_jax_arrays, evaluate, takes_key
 
 
@@ -58,7 +58,9 @@ def policy_gradient(
             f"given {type(dist).__name__}. Any other distribution: `value_and_grad` with RLOO."
         )
     num_samples = as_index(num_samples)
-    check_num_samples("policy_gradient", num_samples, 2, "each sample's baseline being the others")
+    check_num_samples(
+        "policy_gradient", num_samples, 2, "because the other samples are each sample's baseline"
+    )
     parameters, args, key = on_each_device((dist.parameters, as_jax_arrays(args), key), like=dist)
     q: Any = dist.with_parameters(jax.lax.stop_gradient(parameters))
     sample_key, f_key, _ = jax.random.split(key, 3)
@@ -75,7 +77,7 @@ def policy_gradient(
         r = r.astype(compute_dtype(r))
         return jnp.sum(r, axis=-1), r
 
-    value, _, args_grad, r = evaluate(total, x, args, False, has_aux=True)
+    value, _, args_grad, r = evaluate(total, x, args)
     to_go = returns_to_go(r)
     weights = (to_go - mean_of_others(to_go)) / max(num_samples * math.prod(q.batch_shape), 1)
     grad = q.weighted_step_score(weights, x)

@@ -23,7 +23,6 @@ from problems import (
     values_and_gradients,
 )
 from significance import passes, z_scores
-from steingrad.estimators import rebar
 
 KEY = jax.random.key(0)
 
@@ -88,18 +87,18 @@ def test_operators(name, operator):
         return
     h = table(dist, seed=1)
     row = operator.neighbours(dist, x)
-    applied = row.apply(row.evaluate(h, x), h(x))
+    applied = row.apply(row.evaluate(h), h(x))
     assert abs(float(dist.probabilities() @ applied)) < 1e-10
     assert float(jnp.max(jnp.abs(applied))) > 1e-2
     gradient = normal(70, dist.event_shape)
     np.testing.assert_allclose(
-        row.linear_change(jnp.broadcast_to(gradient, x.shape), x),
-        row.evaluate(lambda y: y @ gradient, x) - (x @ gradient)[:, None, None],
+        row.neighbours.linear_change(jnp.broadcast_to(gradient, x.shape)),
+        row.evaluate(lambda y: y @ gradient) - (x @ gradient)[:, None, None],
         atol=1e-10,
     )
     if operator == sg.Gibbs("own"):
         return  # as local expectation, below
-    fast = jax.tree.leaves(row.apply_to_score(row.evaluate(h, x), h(x), dist.score(x), x))
+    fast = jax.tree.leaves(row.apply_to_score(row.evaluate(h), h(x), dist.score(x)))
     for leaf, values in enumerate(fast):
         for at in np.ndindex(values.shape[1:]):
             component = lambda y, leaf=leaf, at=at: (
@@ -232,12 +231,9 @@ def test_relaxations(estimator):
 def test_relaxations_of_categories_differentiated_by_half(monkeypatch):
     """z̃ of the categories without its own dependence on their logits: biased, and seen to be."""
 
-    def z_tilde(noise, logits):
-        fixed = isinstance(noise.dist, sg.Categorical)
-        logits = jax.lax.stop_gradient(logits) if fixed else logits
-        return rebar.conditional(noise.dist, logits, noise.x, noise.of_z_tilde)
-
-    monkeypatch.setattr(rebar.Noise, "z_tilde", z_tilde)
+    right = sg.Categorical.latent_given
+    wrong = lambda *given: jax.lax.stop_gradient(right(*given))
+    monkeypatch.setattr(sg.Categorical, "latent_given", wrong)
     assert not passes(relaxed_scores(sg.Rebar(1)))
 
 

@@ -22,14 +22,11 @@ from problems import (
     table,
     values_and_gradients,
 )
-from steingrad.estimators.bronco import Drawn, at_slots, coefficients, corrected, pick
-from steingrad.estimators.flips import (
-    JointFlips,
-    Swaps,
-    flips_of,
-    num_coordinates,
-    num_values,
-)
+from steingrad.distributions.joint import JointNeighbours
+from steingrad.distributions.swaps import Swaps
+from steingrad.estimators.base import of_one_type
+from steingrad.estimators.bronco import Drawn, at_slots, corrected, pick
+from steingrad.estimators.flip_regression import coefficients
 
 NAMES = ["bernoulli", "categorical3", "ordinal3"]
 
@@ -53,10 +50,10 @@ def of_partners(flips, slots, count):
     if isinstance(flips, Swaps):
         own = flips.chances(slots)
         return jnp.pad(own, [(0, 0)] * slots.ndim + [(0, count - own.shape[-1])])
-    if isinstance(flips, JointFlips):
+    if isinstance(flips, JointNeighbours):
         parts = [
             jnp.where(inside[..., None], of_partners(part, local, count), 0)
-            for part, _, local, inside in flips._local(slots)
+            for part, (local, inside) in zip(flips.parts, flips._local(slots), strict=True)
         ]
         return sum(parts)
     return jax.nn.one_hot(jnp.zeros_like(slots), count)
@@ -65,7 +62,7 @@ def of_partners(flips, slots, count):
 def random_cv(estimator, dist, seed=0):
     """Sums as if over random flips: coefficients and probabilities far from where they start."""
     rng = np.random.default_rng(seed)
-    d = num_coordinates(dist)
+    d, m = dist.flip_shape
     features, target = rng.normal(size=(d, 5, 3)), rng.normal(size=(d, 5))
     cv = estimator.CV(
         gram=jnp.asarray(np.einsum("dnf,dng->dfg", features, features)),
@@ -77,7 +74,7 @@ def random_cv(estimator, dist, seed=0):
         value=jnp.asarray(2.0),
         deviation=jnp.asarray(1.5),
         steps=jnp.asarray(3.0),
-        effect=jnp.asarray(rng.exponential(size=(d, num_values(dist), 2))),
+        effect=jnp.asarray(rng.exponential(size=(d, m, 2))),
     )
     return eqx.tree_at(lambda cv: cv.effect, cv, None) if estimator.use_gradient else cv
 
@@ -97,13 +94,13 @@ def mean_over_everything(estimator, cv, dist, f, estimate=corrected):
         slots = jnp.broadcast_to(choice.reshape(*shape, 1), (*shape, len(probs)))
         weights = probs * jnp.prod(at_slots(guess.probability, slots), axis=(0, 1))
         total, mean = 0, jax.tree.map(jnp.zeros_like, dist.parameters)
-        count = num_coordinates(dist) if guess.flips.has_partners else 1
+        count = dist.flip_shape[0] if guess.flips.has_partners else 1
         chance = of_partners(guess.flips, slots, count)
         for partner in itertools.product(range(count), repeat=shape[0] * shape[1]):
             partner = jnp.asarray(partner, jnp.int32).reshape(*shape, 1)
             partner = jnp.broadcast_to(partner, slots.shape)
             drawn = Drawn(slots, partner if guess.flips.has_partners else None)
-            fy = jax.vmap(f)(guess.flips.points(*drawn))
+            fy = jax.vmap(f)(guess.flips.moved(*drawn))
             g = estimate(sg.Evaluated(x, fx, dfx, fy), guess, drawn)
             chosen = jnp.take_along_axis(chance, partner[..., None], axis=-1)[..., 0]
             w = weights * jnp.prod(chosen, axis=(0, 1))
@@ -158,7 +155,7 @@ def test_flips_are_neighbours_and_a_slot_each(name):
     x = dist.sample(jax.random.key(0), (1,))
     count = dist.num_neighbours
     slots = jnp.arange(count, dtype=jnp.int32)[:, None]
-    y = flips_of(dist, x).points(slots, None)
+    y = dist.flips(x).moved(slots, None)
     assert jnp.all(jnp.sum(dist.index(y) != dist.index(x), axis=-1) == 1)
     assert len(np.unique(dist.state_number(y))) == count
     # In the order of the guess: a change that is linear is guessed exactly.
@@ -180,7 +177,7 @@ def test_a_partner_leaves_the_distribution_of_the_other_value(k):
     assert np.array_equal(number, np.arange(len(states)))
     for i in range(6):
         slots = jnp.full((1, len(states)), i, jnp.int32)
-        partners = np.asarray(flips_of(dist, states).chances(slots))[0]
+        partners = np.asarray(dist.flips(states).chances(slots))[0]
         assert np.allclose(partners.sum(-1), 1, atol=1e-12)
         for value in (0, 1):
             here = np.asarray(states[:, i]) == value
@@ -201,10 +198,10 @@ def test_partners_are_drawn_with_their_probabilities():
     dist = sg.Subset(jnp.linspace(-1, 1, 5), 2)
     x = jnp.asarray([1.0, 0, 0, 1, 0])
     many = jnp.broadcast_to(x, (20_000, 5))
-    flips = flips_of(dist, many)
+    flips = dist.flips(many)
     for i in (0, 2):
         slots = jnp.full((1, len(many)), i, jnp.int32)
-        y = flips.points(slots, flips.draw_partners(slots, jax.random.key(i)))[0]
+        y = flips.moved(slots, flips.draw_partners(slots, jax.random.key(i)))[0]
         assert jnp.all(jnp.sum(y, axis=-1) == 2)
         moved = jnp.mean(y != x, axis=0).at[i].set(0)
         expected = flips.chances(slots)[0, 0]
@@ -229,10 +226,10 @@ def test_a_subset_in_bfloat16_keeps_what_is_almost_certain():
     """μ = 0.9986 is no 1, though in bfloat16 it is."""
     logits = jnp.asarray([7.0, 0, 0, 0, 0])
     flips = [
-        flips_of(q, q.sample(jax.random.key(0), (3,)))
+        q.flips(q.sample(jax.random.key(0), (3,)))
         for q in (sg.Subset(logits.astype(dtype), 2) for dtype in (jnp.bfloat16, jnp.float32))
     ]
-    narrow, wide = (jnp.sort(flip.conditional[:, 0, 0]) for flip in flips)
+    narrow, wide = (jnp.sort(flip.conditional()[:, 0, 0]) for flip in flips)
     assert jnp.all(narrow > 0)
     assert jnp.allclose(narrow, wide, atol=1e-5)
 
@@ -271,7 +268,10 @@ def test_a_part_that_cannot_be_flipped_is_refused():
         a=sg.Bernoulli(jnp.zeros(2)),
         b=sg.FromLogProb(lambda p, x: p @ x, jnp.zeros(2), num_coordinates=2),
     )
-    with pytest.raises(ValueError, match="and on a Joint of such parts"):
+    with pytest.raises(
+        ValueError,
+        match="can change one at a time, but was given Joint",
+    ):
         sg.Bronco().value_and_grad(lambda x: x["a"][..., 0], q, None, key=jax.random.key(0))
 
 
@@ -294,8 +294,10 @@ def test_draws_of_many_in_half_precision():
     estimator = sg.Bronco(1, uniform=1.0)
     q = sg.Bernoulli(jnp.zeros((60, 300 * 300), jnp.bfloat16))
     x = jnp.zeros((1, 60, 300 * 300), jnp.bfloat16)
-    at = sg.Evaluated(x, jnp.zeros((1, 60), jnp.bfloat16), x, key=jax.random.key(1))
-    (slots,) = estimator.choose(estimator.init(jax.random.key(0), q), q, at).slots
+    cv = estimator.init(jax.random.key(0), q)
+    at = estimator.evaluated(cv, q, x, jnp.zeros((1, 60), jnp.bfloat16), x, key=jax.random.key(1))
+    _, (_, (slots, _)) = estimator.propose(*of_one_type(cv, q, at))
+    slots = slots[0]
     blocks, inside = jnp.divmod(slots, 300)
     assert jnp.any((blocks > 256) & (blocks % 2 == 1))
     assert jnp.any((inside > 256) & (inside % 2 == 1))
@@ -313,21 +315,23 @@ def test_two_flips_of_a_sample_differ():
 
 
 @pytest.mark.parametrize("dist", [sg.Bernoulli(jnp.zeros((3, 8))), sg.Subset(jnp.zeros(8), 3)])
-def test_a_choice_need_not_be_made_again(dist):
-    """Handed on, it replaces the key; another one is another estimate."""
+def test_flips_are_drawn_once(dist):
+    """What was proposed with a key is what the estimate uses; another key gives another one."""
     estimator = sg.Bronco(1, 2)
     cv = estimator.init(jax.random.key(0), dist)
     x = estimator.sample(jax.random.key(1), dist)
     fx, dfx = values_and_gradients(curved, x)
     at = sg.Evaluated(x, fx, dfx, key=jax.random.key(2))
-    y = estimator.further_points(cv, dist, at)
-    known = sg.Evaluated(x, fx, dfx, curved(y), choice=estimator.choose(cv, dist, at))
-    assert jnp.array_equal(estimator.further_points(cv, dist, known), y)
-    drawn = sg.Evaluated(x, fx, dfx, curved(y), key=jax.random.key(2))
-    expected = estimator.gradient(cv, dist, drawn)
-    assert jnp.array_equal(estimator.gradient(cv, dist, known), expected)
-    other = sg.Evaluated(x, fx, dfx, curved(y), key=jax.random.key(3))
-    assert not jnp.array_equal(estimator.gradient(cv, dist, other), expected)
+    y, memo = estimator.propose(cv, dist, at)
+    assert jnp.array_equal(estimator.further_points(cv, dist, at), y)
+    # With the memo no key is needed.
+    known = estimator.gradient(cv, dist, sg.Evaluated(x, fx, dfx, curved(y), memo=memo))
+    same, other = (
+        estimator.estimate(cv, dist, x, fx, dfx, fy=curved(y), key=jax.random.key(seed))
+        for seed in (2, 3)
+    )
+    assert jnp.array_equal(known, same)
+    assert not jnp.array_equal(known, other)
 
 
 @pytest.mark.usefixtures("x64")
@@ -344,10 +348,9 @@ def test_coefficients_are_a_weighted_least_squares_fit(name):
         x = estimator.sample(keys[0], dist)
         fx, dfx = values_and_gradients(f, x)
         at = sg.Evaluated(x, fx, dfx, key=keys[1])
-        y = estimator.further_points(cv, dist, at)
-        at = sg.Evaluated(x, fx, dfx, jax.vmap(f)(y), key=keys[1])
-        guess = estimator.guess(cv, dist, at)
-        slots = estimator.draw(at, guess).slots
+        y, memo = estimator.propose(cv, dist, at)
+        at = sg.Evaluated(x, fx, dfx, jax.vmap(f)(y), memo=memo)
+        guess, (slots, _) = memo
         count = dist.num_coordinates * (dist.num_values - 1)
         known = lambda a, slots=slots: np.asarray(at_slots(a, slots)).reshape(-1)
         coordinates.append(np.asarray(slots).reshape(-1) // (dist.num_values - 1))
@@ -370,9 +373,12 @@ def test_coefficients_are_a_weighted_least_squares_fit(name):
         right = np.concatenate([np.sqrt(w[chosen]) * t[chosen], np.sqrt(ridge * one_flip) * prior])
         return np.linalg.lstsq(rows, right, rcond=None)[0]
 
-    common = fit(np.ones(len(i), bool), np.asarray([1.0, 0.0, 0.0]), 10.0)
+    first = np.asarray([1.0, 0.0, 0.0])
+    common = fit(np.ones(len(i), bool), first, 10.0)
     each = np.stack([fit(i == k, common, 1.0) for k in range(dist.num_coordinates)])
-    assert np.allclose(coefficients(cv), each, atol=1e-8)
+    assert np.allclose(
+        coefficients(cv.gram, cv.cross, cv.flips, jnp.asarray(first)), each, atol=1e-8
+    )
 
 
 def run(estimator, f, q, steps, cv=None, key=0):

@@ -11,7 +11,7 @@ import steingrad as sg
 from marks import slow
 from problems import batched, normal, objective
 from significance import gradient_z_scores, passes, z_scores
-from steingrad.estimators import carms, sticks
+from steingrad.estimators import carms, couplings, disarm_iw, sticks
 
 PAIRS = [sg.DisARMIW(2), sg.DisARMSB(2), sg.CARMS(2)]
 SKEWED = jnp.log(jnp.array([[0.9, 0.04, 0.06], [0.3, 0.3, 0.4]]))
@@ -87,8 +87,8 @@ class TestExact:
         broken = sticks.break_sticks(dist)
         weight = sticks.pair_weight(
             broken,
-            carms.debias(broken.logits, num_samples),
-            carms.both_rare(broken, num_samples),
+            couplings.debias(broken.logits, num_samples),
+            couplings.both_rare(broken.logits, num_samples),
         )
         p, pairs = np.asarray(jax.nn.softmax(dist.logits)), joint(dist, num_samples)
         for i, (a, b) in itertools.product(range(2), itertools.permutations(range(values), 2)):
@@ -147,8 +147,6 @@ class TestByDraws:
             log_probs = jnp.take_along_axis(jax.nn.log_softmax(dist.logits), order, axis=-1)
             tail = jax.lax.cumlogsumexp(log_probs, axis=log_probs.ndim - 1, reverse=True)
             return sticks.Sticks(order, jnp.argsort(order, axis=-1), log_probs, tail)
-
-        from steingrad.estimators import disarm_iw
 
         monkeypatch.setattr(disarm_iw, "break_sticks", descending)
         assert not passes(scores(sg.DisARMIW(2)))

@@ -10,6 +10,7 @@ import pytest
 import steingrad as sg
 from problems import batched, largest_difference, normal, normalised_distributions, objective
 from significance import passes
+from steingrad.estimators.base import weighted
 from steingrad.estimators.unordered_set import log_set_probabilities
 
 
@@ -49,7 +50,7 @@ def everything(estimator, dist):
     @jax.jit
     def means(x, chances):
         g = estimator.gradient(None, many, sg.Evaluated(x, f(x)))
-        values = jnp.mean(estimator.weigh(many, x, f(x)), axis=0)
+        values = jnp.mean(weighted(f(x), estimator.weights(many, x)), axis=0)
         return jax.tree.map(lambda leaf: jnp.tensordot(chances, leaf, axes=1), (g, values))
 
     return means(x, jnp.asarray(chances))

@@ -47,7 +47,8 @@ def check_objective(
     """
     check_not_empty("check_objective", dist)
     sample_key, other_key, mask_key, f_key = jax.random.split(key, 4)
-    objective = bind(f, dist, f_key)
+    bound = bind(f, dist)
+    objective = lambda x, *args: bound(f_key, x, *args)[0]
     shape = (num_samples,)
     x = dist.sample(sample_key, shape)
     before = np.asarray(objective(x, *args), np.float64)

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from ..arrays import compute_dtype, expand, is_concrete, sum_of_samples, take
+from ..arrays import cast, compute_dtype, expand, is_concrete, take
+from ..fast import sum_of_samples
+from .neighbours import Neighbours
 
 MAX_STATES = 2**20
 # Neighbours are visited this many coordinates at a time, so that memory stays linear in d.
@@ -21,11 +23,14 @@ COORDINATES_AT_A_TIME = 64
 class Distribution(eqx.Module):
     r"""A distribution $q_\eta$ on $\mathcal X^d$, where a coordinate takes one of $m$ values.
 
-    A state `x` has shape `[..., *event]`; its leading axes end with `batch_shape`. Which of the
+    A state `x` has shape `[..., *event]`, and its leading axes end with `batch_shape`. Which of the
     $m$ values a coordinate has is also written as an index in $0 \dots m-1$. A neighbour of `x`
     differs from it in one coordinate and is described by that coordinate and the index of its
     new value: arrays `coordinates` of shape `[..., c]` (or `None`: all $d$ of them, in order) and
     `values` of shape `[..., c, n]`.
+
+    Estimators and operators ask a distribution what it can do (`has_mean`, `is_product`,
+    `is_binary`, `relaxable`, `flippable`) and never which class it has.
     """
 
     @property
@@ -110,9 +115,17 @@ class Distribution(eqx.Module):
     ) -> Any:
         r"""$\sum_n c_n \, (s(y_n) - s(x))$, shaped like `score(x)`."""
 
+    def squared_step(
+        self, x: Float[Array, "..."], values: Int[Array, "... d n"]
+    ) -> Float[Array, "... d n"]:
+        """$|y_n - x|^2$, divided by its mean over all pairs of values: 1 unless the values are real
+        numbers."""
+        return jnp.ones(values.shape, x.dtype)
+
     def weighted_score(self, weights: Float[Array, "..."], x: Float[Array, "..."]) -> Any:
         r"""$\sum_k w_k \, s(x_k)$ over the axes of `x` before those of the batch, shaped like the
-        parameters: what estimates are made of. (Shared parameters: over the batch too.)
+        parameters: what estimates are made of. If the batch shares the parameters, the sum is over
+        the batch too.
 
         Where `large_scores`, it is one vector–Jacobian product of `log_prob`.
         """
@@ -129,8 +142,8 @@ class Distribution(eqx.Module):
         values: Int[Array, "... c n"],
         coordinates: Int[Array, "... c"] | None = None,
     ) -> Any:
-        r"""`score_change` summed like `weighted_score`: one product of `log_ratio`, whose gradient
-        is the change of the score."""
+        """`score_change`, summed like `weighted_score`. Where `large_scores`, it is one product of
+        `log_ratio`, whose gradient is the change of the score."""
         if self.large_scores:
             return self._pull_back(
                 coefficients, lambda q: q.log_ratio(x.astype(q.dtype), values, coordinates)
@@ -146,15 +159,14 @@ class Distribution(eqx.Module):
     def _pull_back(
         self, weights: Float[Array, "..."], log_probs: Callable[["Distribution"], Array]
     ) -> Any:
-        """∇_η Σ weights · log_probs(q_η). It is linear in the weights: their derivative is one
-        Jacobian–vector product, with what the pass forward has left."""
-        wide = lambda p: p.astype(compute_dtype(p))
-        parameters = jax.tree.map(wide, self.parameters)
+        """∇_η Σ weights · log_probs(q_η). The result is linear in the weights, so its derivative by
+        them is one Jacobian–vector product."""
+        parameters = jax.tree.map(lambda p: p.astype(compute_dtype(p)), self.parameters)
         out, pull_back = jax.vjp(lambda p: log_probs(self.with_parameters(p)), parameters)
         return pull_back(weights.astype(out.dtype))[0]
 
     def _one_lead(self, array: Array, ndim: int) -> Array:
-        """`array` with one axis before those of the batch and its own last `ndim`."""
+        """`array` with a single axis before those of the batch and its own last `ndim`."""
         rest = len(self.batch_shape) + ndim
         return array.reshape(-1, *array.shape[array.ndim - rest :])
 
@@ -164,57 +176,132 @@ class Distribution(eqx.Module):
 
     @property
     def num_states(self) -> int:
-        """How many states there are, $m^d$."""
+        """The number of states, $m^d$."""
         return self.num_values**self.num_coordinates
 
     @property
     def num_neighbours(self) -> int:
-        """How many states differ from a state in one coordinate."""
+        """The number of states that differ from a state in one coordinate."""
         return self.num_coordinates * (self.num_values - 1)
 
     @property
     def normalized(self) -> bool:
-        """Whether `log_prob` is a true log-probability: some estimators need that, operators
-        don't."""
+        """Whether `log_prob` is a true log-probability. Some estimators need that, operators do
+        not."""
         return True
 
     @property
     def large_scores(self) -> bool:
-        """Whether a score for each sample is too much to ask for, as with a network's weights: then
-        `weighted_score` and `weighted_score_change` are products, made of `log_prob` and
-        `log_ratio` alone."""
+        """Whether a score for each sample would be too large, as with a network's weights. Then
+        `weighted_score` and `weighted_score_change` are products made of `log_prob` and `log_ratio`
+        alone."""
         return False
 
     @property
     def shares_parameters(self) -> bool:
-        """Whether the elements of the batch share the parameters, which then have none of its axes.
-        Gradients are sums over the batch. (It implies `large_scores`.)"""
+        """Whether the elements of the batch share the parameters, which then have none of the
+        batch's axes. Gradients are then sums over the batch. This implies `large_scores`."""
         return False
 
     @property
     def has_mean(self) -> bool:
-        """Whether there is a `mean`, $E[x]$, in closed form."""
+        """Whether there is a `mean`, $E[x]$, with `pull_mean` and `slope`."""
         return False
+
+    @property
+    def mean(self) -> Float[Array, "..."]:
+        r"""$\mu = E[x]$, shaped like a state."""
+        raise NotImplementedError(f"{type(self).__name__} has no mean in closed form.")
+
+    def pull_mean(self, v: Float[Array, "..."]) -> Any:
+        r"""$\nabla_\eta (v^\top \mu)$ for a constant $v$ shaped like a state: the product with the
+        Jacobian of the mean, shaped like the parameters."""
+        _, pull_back = jax.vjp(lambda p: self.with_parameters(p).mean, self.parameters)
+        return pull_back(v)[0]
+
+    def slope(self, gradient: Any) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        r"""The $v$ with $\nabla_\eta (v^\top \mu)$ = `gradient`, as a numerator and a denominator
+        that are shaped like a state. The denominator is the variance of $x$."""
+        raise NotImplementedError(f"{type(self).__name__} has no mean in closed form.")
 
     @property
     def is_product(self) -> bool:
         """Whether the coordinates are independent, each with parameters of its own."""
-        return True
+        return False
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether the coordinates are independent and have two values each."""
+        return self.is_product and self.num_values == 2
+
+    @property
+    def relaxable(self) -> bool:
+        """Whether states are the corners of a cube or a simplex, with the methods of `Relaxable`
+        for the points between them."""
+        return False
+
+    @property
+    def flippable(self) -> bool:
+        """Whether a coordinate can change alone, or with a random partner: see `flips`."""
+        return self.is_product
+
+    @property
+    def flip_shape(self) -> tuple[int, int]:
+        """How many coordinates `flips` change, and the most values that one of them has."""
+        return self.num_coordinates, self.num_values
 
     @property
     def full_support(self) -> bool:
-        """Whether each combination of values has a probability above 0, if all logits are finite:
-        some operators need that."""
+        """Whether each combination of values has a probability above 0 if all logits are finite.
+        Some operators need that."""
         return True
 
     def closed_over(self) -> tuple[Array, ...]:
-        """Arrays that JAX is tracing and that functions of the distribution close over: constants,
-        which must not be differentiated."""
+        """Arrays that functions of the distribution close over while JAX is tracing them. They are
+        constants, which must not be differentiated."""
         return ()
 
     def view(self, x: Float[Array, "..."]) -> Any:
-        """What f is shown of a state: all of it, as it is."""
+        """The state as f is shown it."""
         return x
+
+    def astype(self, dtype: Any) -> "Distribution":
+        """The same distribution with parameters of this type."""
+        return self.with_parameters(cast(self.parameters, jnp.dtype(dtype)))
+
+    def by_part(self, fn: Callable, *states: Array | None, key: PRNGKeyArray | None = None) -> Any:
+        """`fn(part, *states, key)` for each independent part, arranged like the parameters.
+
+        A `Joint` calls `fn` with each of its parts, the part's share of each state (or gradient)
+        and a key of its own. Any other distribution is its own only part.
+        """
+        return fn(self, *states, key)
+
+    def sample_by_part(self, draw: Callable, key: PRNGKeyArray) -> Float[Array, "..."]:
+        """`draw(part, key)` for each independent part, put together as states."""
+        return draw(self, key)
+
+    def rows(self, row: Callable, x: Float[Array, "..."], averages: bool) -> tuple:
+        """`row(part, x)`, a triple of neighbours, their weights and the weight of `x`, for each
+        independent part, put together. If it `averages` over coordinates, each part counts with its
+        share of them."""
+        return row(self, x)
+
+    def neighbours(
+        self,
+        x: Float[Array, "..."],
+        offsets: tuple[int, ...] | None = None,
+        coordinates: Int[Array, "... c"] | None = None,
+    ) -> Neighbours:
+        """The states that differ from `x` in one coordinate, whose index is larger by one of the
+        offsets, cyclically. By default these are all other values of all coordinates."""
+        offsets = tuple(range(1, self.num_values)) if offsets is None else offsets
+        return Neighbours(self, x, self.shift(x, offsets, coordinates), coordinates)
+
+    def flips(self, x: Float[Array, "..."]) -> Any:
+        """The changes of single coordinates of which `Bronco` tries one. A coordinate that cannot
+        change alone may have a partner that changes with it."""
+        return self.neighbours(x)
 
     def enumerate(self) -> Float[Array, "states ..."]:
         """Every state, of shape `[m**d, *event]`, the last coordinate changing fastest."""
@@ -265,12 +352,13 @@ class Distribution(eqx.Module):
     ) -> Float[Array, "... c n"]:
         """`h` at every neighbour, a few coordinates at a time: the plain definition."""
         index = self.index(x)
+        everywhere = jnp.arange(self.num_coordinates, dtype=jnp.int32)
         if coordinates is None:
-            coordinates = jnp.broadcast_to(_arange(self.num_coordinates), index.shape)
+            coordinates = jnp.broadcast_to(everywhere, index.shape)
 
         def at_coordinate(slot):
             coordinate, new = slot  # [...] and [n, ...]
-            moved = _arange(self.num_coordinates) == coordinate[..., None]
+            moved = everywhere == coordinate[..., None]
             # One call of h for each new value, so that h always sees the shape of x.
             return jax.vmap(lambda v: h(self.state(jnp.where(moved, v[..., None], index))))(new)
 
@@ -300,20 +388,10 @@ class FromLogits(Distribution):
         return True
 
     @property
-    @abc.abstractmethod
-    def mean(self) -> Float[Array, "..."]:
-        r"""$\mu = E[x]$, shaped like a state."""
-
-    @abc.abstractmethod
-    def slope(
-        self, gradient: Float[Array, "..."]
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-        r"""The $v$ with $\nabla_\eta (v^\top \mu)$ = `gradient`: a numerator and a denominator, the
-        variance of $x$, both shaped like a state."""
-
-    @property
     def _logits(self) -> Array:
-        return self.logits.astype(compute_dtype(self.logits))
+        """The logits in the type to compute in, at least float32."""
+        wide = self.logits.dtype.itemsize >= 4
+        return self.logits if wide else self.logits.astype(jnp.float32)
 
 
 def check_inside(
@@ -321,7 +399,8 @@ def check_inside(
     x: Array,
     advice: str = "Pass the points that `sample` gave, where f was evaluated.",
 ) -> None:
-    """Raise if `x`, where its numbers are known, has one that is no state of the distribution."""
+    """Raise if `x`, where its numbers are known, has an entry that no state of the distribution
+    has."""
     if not is_concrete(x) or not is_concrete(jax.tree.leaves(dist.parameters)[0]):
         return
     with jax.ensure_compile_time_eval():
@@ -336,10 +415,6 @@ def check_inside(
             f"x has the entry {given[outside][0]:g}, which no state of this {type(dist).__name__} "
             f"has (the nearest state has {nearest[outside][0]:g} in its place). {advice}"
         )
-
-
-def _arange(n: int) -> Int[Array, "n"]:
-    return jnp.arange(n, dtype=jnp.int32)
 
 
 def as_logits(name: str, logits: Any, axes: tuple[str, ...]) -> Float[Array, "..."]:
@@ -364,7 +439,7 @@ def as_logits(name: str, logits: Any, axes: tuple[str, ...]) -> Float[Array, "..
         )
     if len(axes) > 1 and shape[-1] < 2:
         raise ValueError(
-            f"{name} needs at least 2 values on the last axis of its logits, which have shape "
+            f"{name} needs at least 2 values on the last axis of its logits, but was given shape "
             f"{shape}."
         )
     if math.prod(shape[len(shape) - len(axes) :]) == 0:
@@ -375,9 +450,10 @@ def as_logits(name: str, logits: Any, axes: tuple[str, ...]) -> Float[Array, "..
 
 
 def _one_variable(shape: tuple[int, ...], axes: tuple[str, ...]) -> str:
-    """What to do with the logits of a single variable."""
+    """Advice for the logits of a single variable."""
     if len(shape) == len(axes) - 1 == 1:
         return (
             f" A single variable of {shape[0]} values has logits[None], of shape (1, {shape[0]})."
         )
-    return " A single one has logits[None], of shape (1,)." if not shape and len(axes) == 1 else ""
+    alone = not shape and len(axes) == 1
+    return " A single variable has logits[None], of shape (1,)." if alone else ""

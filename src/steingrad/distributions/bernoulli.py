@@ -6,18 +6,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from ..arrays import scatter, sum_of_events, take
+from ..arrays import scatter, take
+from ..fast import sum_of_events
 from .base import FromLogits, as_logits
+from .independent import Independent
+from .relaxable import Relaxable
 
 
-class Bernoulli(FromLogits):
+class Bernoulli(FromLogits, Relaxable, Independent):
     r"""Independent bits: $q(x) = \prod_i \theta_i^{x_i} (1-\theta_i)^{1-x_i}$, $\theta =
     \sigma(\text{logits})$.
 
     `logits` has shape `[*batch, d]`, and so does a sample, whose entries are 0 or 1 in the type of
-    the logits. The score is $s(x) = x - \theta$; a flipped bit changes the log-probability by
-    $(1 - 2 x_i) \cdot \text{logit}_i$ and the score by $1 - 2 x_i$. Logits of $\pm\infty$ are
-    bits that never change: their gradient is 0, and nothing else is touched by them.
+    the logits. The score is $s(x) = x - \theta$. A flipped bit changes the log-probability by
+    $(1 - 2 x_i) \cdot \text{logit}_i$ and the score by $1 - 2 x_i$. Bits with logits of
+    $\pm\infty$ never change: their gradient is 0, and the other bits are not affected by them.
 
     >>> import jax, jax.numpy as jnp
     >>> q = Bernoulli(jnp.array([0.0, 2.0, -2.0]))
@@ -51,7 +54,10 @@ class Bernoulli(FromLogits):
     @property
     def mean(self) -> Float[Array, "*batch d"]:
         """θ."""
-        return jax.nn.sigmoid(self._logits).astype(self.dtype)
+        return self.soften(1.0).astype(self.dtype)
+
+    def pull_mean(self, v):
+        return self.slope(v)[1] * v
 
     def slope(self, gradient):
         logits = self._logits
@@ -83,8 +89,7 @@ class Bernoulli(FromLogits):
         return index.astype(self.dtype)
 
     def log_ratio(self, x, values, coordinates=None):
-        logits = self._logits
-        return take(logits, coordinates)[..., None] * self._step(x, values, coordinates)
+        return take(self._logits, coordinates)[..., None] * self._step(x, values, coordinates)
 
     def linear_change(self, gradient, x, values, coordinates=None):
         step = self._step(x, values, coordinates).astype(gradient.dtype)
@@ -106,3 +111,51 @@ class Bernoulli(FromLogits):
         """yᵢ − xᵢ."""
         dtype = self._logits.dtype
         return values.astype(dtype) - take(x, coordinates)[..., None].astype(dtype)
+
+    @property
+    def value_logits(self):
+        logits = self._logits
+        return jnp.stack([jnp.zeros_like(logits), logits], axis=-1)
+
+    def between(self, p):
+        return p[..., 1]
+
+    def by_value(self, gradient):
+        return jnp.stack([jnp.zeros_like(gradient), gradient], axis=-1)
+
+    def by_parameters(self, gradient):
+        return gradient[..., 1]
+
+    @property
+    def log_odds(self):
+        return self._logits
+
+    def by_log_odds(self, gradient):
+        return gradient
+
+    # A bit is a corner of the cube by itself: one number in place of two.
+
+    def corner(self, x):
+        return x.astype(self._logits.dtype)
+
+    def soften(self, temperature):
+        return jax.nn.sigmoid(self._logits / temperature)
+
+    def through(self, p, gradient):
+        return p * (1 - p) * gradient
+
+    def noise(self, key, shape):
+        logits = self._logits
+        return jax.random.logistic(key, (*shape, *logits.shape), logits.dtype)
+
+    def location(self):
+        logits = self._logits
+        return jnp.where(jnp.isinf(logits), 100 * jnp.sign(logits), logits)
+
+    def latent_given(self, x, noise):
+        # x = 1: log(v / ((1 − v)(1 − θ)) + 1), a logistic variable that is known to be positive.
+        sign = 2 * x.astype(noise.dtype) - 1
+        return sign * jax.nn.softplus(noise + jax.nn.softplus(sign * self.location()))
+
+    def relax(self, z, temperature):
+        return jax.nn.sigmoid(z / temperature)

@@ -2,62 +2,18 @@
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
-from ..arrays import scatter, sum_of_events, take
-from .base import FromLogits, as_logits
-
-
-class IndependentLogits(FromLogits):
-    """What categorical and ordinal coordinates share: logits of shape `[*batch, d, m]`."""
-
-    logits: eqx.AbstractVar[Float[Array, "*batch d m"]]
-
-    @property
-    def batch_shape(self):
-        return self.logits.shape[:-2]
-
-    @property
-    def num_coordinates(self):
-        return self.logits.shape[-2]
-
-    @property
-    def num_values(self):
-        return self.logits.shape[-1]
-
-    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()):
-        logits = self._logits
-        return self.state(jax.random.categorical(key, logits, shape=(*shape, *logits.shape[:-1])))
-
-    def score(self, x):
-        logits = self._logits
-        onehot = jax.nn.one_hot(self.index(x), self.num_values, dtype=logits.dtype)
-        return onehot - jax.nn.softmax(logits)
-
-    def log_ratio(self, x, values, coordinates=None):
-        logits = take(self._logits, coordinates, axis=-2)
-        here = take(self.index(x), coordinates)[..., None]
-        return take(logits, values) - take(logits, here)
-
-    def score_change(self, coefficients, x, values, coordinates=None):
-        # s(y) − s(x) is +1 at the new value and −1 at the old one.
-        here = take(self.index(x), coordinates)[..., None]
-        total = jnp.sum(coefficients, axis=-1, keepdims=True)
-        change = scatter(coefficients, values, self.num_values) - total * jax.nn.one_hot(
-            here[..., 0], self.num_values, dtype=coefficients.dtype
-        )
-        if coordinates is None:
-            return change
-        by_value = jnp.swapaxes(change, -1, -2)
-        return jnp.swapaxes(
-            scatter(by_value, coordinates[..., None, :], self.num_coordinates), -1, -2
-        )
+from ..arrays import take
+from ..fast import sum_of_events
+from .base import as_logits
+from .independent import LogitOfEachValue
+from .relaxable import Relaxable
 
 
-class Categorical(IndependentLogits):
+class Categorical(LogitOfEachValue, Relaxable):
     r"""Independent categories: $q(x) = \prod_i \operatorname{softmax}(\text{logits}_i)^\top x_i$.
 
     `logits` has shape `[*batch, d, m]`; a sample has the same shape, one one-hot vector of length
@@ -82,14 +38,9 @@ class Categorical(IndependentLogits):
     def event_shape(self):
         return self.logits.shape[-2:]
 
-    @property
-    def mean(self) -> Float[Array, "*batch d m"]:
-        """The probabilities of the values."""
-        return jax.nn.softmax(self._logits).astype(self.dtype)
-
     def slope(self, gradient):
-        # Up to a constant for each coordinate, which nothing depends on.
-        return gradient, jax.nn.softmax(self._logits)
+        # Up to a constant for each coordinate, which makes no difference.
+        return gradient, self.soften(1.0)
 
     def log_prob(self, x):
         logits = self._logits
@@ -109,3 +60,31 @@ class Categorical(IndependentLogits):
         gradient = take(gradient, coordinates, axis=-2)
         here = take(self.index(x), coordinates)[..., None]
         return take(gradient, values) - take(gradient, here)
+
+    def between(self, p):
+        return p
+
+    def by_value(self, gradient):
+        return gradient
+
+    def corner(self, x):
+        # Also of a point between the states, as Gumbel-softmax has them.
+        return x.astype(self._logits.dtype)
+
+    def noise(self, key, shape):
+        logits = self._logits
+        return jax.random.gumbel(key, (*shape, *logits.shape), logits.dtype)
+
+    def location(self):
+        logits = self._logits
+        least = jnp.max(logits, axis=-1, keepdims=True) - 100
+        return jax.nn.log_softmax(jnp.where(jnp.isneginf(logits), least, logits))
+
+    def latent_given(self, x, noise):
+        # The largest entry has a law of its own, standard Gumbel; the others are cut off below it.
+        top = jnp.sum(x.astype(noise.dtype) * noise, axis=-1, keepdims=True)
+        below = -jnp.logaddexp(-self.location() - noise, -top)
+        return jnp.where(x > 0, top, below)
+
+    def relax(self, z, temperature):
+        return jax.nn.softmax(z / temperature)

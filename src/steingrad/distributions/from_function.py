@@ -45,10 +45,6 @@ class FromFunction(Distribution):
         return jnp.result_type(*jax.tree.leaves(self.parameters))
 
     @property
-    def is_product(self):
-        return False
-
-    @property
     def large_scores(self):
         return True
 

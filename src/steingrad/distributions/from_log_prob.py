@@ -12,10 +12,10 @@ from jaxtyping import Array, PRNGKeyArray
 from ..arrays import as_index, check_whole, take
 from .base import COORDINATES_AT_A_TIME, check_inside
 from .from_function import FromFunction, batch_of, check_parameters
-from .ordinal import check_values, value_change, value_index, values_in
+from .values import RealValued, check_values
 
 
-class FromLogProb(FromFunction):
+class FromLogProb(FromFunction, RealValued):
     r"""Any $q_\eta$ on $\{v_1 \dots v_m\}^d$, given by $\log q_\eta(x)$ as a function of
     parameters and state: an Ising model, a network that gives probabilities, ...
 
@@ -105,16 +105,8 @@ class FromLogProb(FromFunction):
                 )
 
     @property
-    def event_shape(self):
-        return (self._num_coordinates,)
-
-    @property
     def num_coordinates(self):
         return self._num_coordinates
-
-    @property
-    def num_values(self):
-        return len(self.values)
 
     @property
     def normalized(self):
@@ -153,15 +145,6 @@ class FromLogProb(FromFunction):
 
     def log_prob(self, x):
         return self._for_each(self._log_prob, x)
-
-    def index(self, x):
-        return value_index("FromLogProb", x, self.values)
-
-    def state(self, index):
-        return values_in("FromLogProb", self.values, self.dtype)[index]
-
-    def linear_change(self, gradient, x, values, coordinates=None):
-        return value_change(gradient, x, jnp.asarray(self.values, x.dtype)[values], coordinates)
 
     def _call(self, fn, *inputs, condition):
         return fn(*inputs, condition) if self.shares_parameters else fn(*inputs)

@@ -12,8 +12,10 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from ..arrays import as_index, is_concrete, scatter, take
 from .base import COORDINATES_AT_A_TIME, MAX_STATES, FromLogits, as_logits
+from .swaps import Swaps
 
-# In place of log 0: nothing that matters is near it, and differences of two of them are numbers.
+# This number stands for log 0. Nothing that matters is near it, and differences of two of them are
+# numbers.
 LOG_ZERO = -1e30
 
 
@@ -23,10 +25,10 @@ class Subset(FromLogits):
 
     `logits` has shape `[*batch, d]`, and so does a sample, with $k$ ones and $d - k$ zeros. These
     are the bits of `Bernoulli(logits)` given that their sum is $k$; a constant added to all logits
-    changes nothing, and a logit of $-\infty$ leaves its element out. The score is $s(x) = x - \mu$
-    with $\mu = E[x]$, the `mean`. $Z_k$, the elementary symmetric polynomial $e_k$ of the odds,
-    comes from the recursion $e_r(i) = e_r(i-1) + \exp(\text{logit}_i) \, e_{r-1}(i-1)$; so do exact
-    samples and means, all in $O(dk)$.
+    changes nothing, and an element with a logit of $-\infty$ is never a member. The score is $s(x)
+    = x - \mu$ with $\mu = E[x]$, the `mean`. $Z_k$, the elementary symmetric polynomial $e_k$ of
+    the odds, comes from the recursion $e_r(i) = e_r(i-1) + \exp(\text{logit}_i) \, e_{r-1}(i-1)$;
+    so do exact samples and means, all in $O(dk)$.
 
     One changed bit leaves the space, so neighbours are swaps: one member leaves and one of the
     others enters. To an operator the $k$ members, in order, are the coordinates; the values of a
@@ -98,8 +100,15 @@ class Subset(FromLogits):
         return math.comb(self.logits.shape[-1], self.k)
 
     @property
-    def is_product(self):
-        return False
+    def flippable(self):
+        return True
+
+    @property
+    def flip_shape(self):
+        return self.logits.shape[-1], 2
+
+    def flips(self, x):
+        return Swaps(self, x, self.marginals)
 
     @property
     def mean(self) -> Float[Array, "*batch d"]:
@@ -107,14 +116,14 @@ class Subset(FromLogits):
         return self.marginals.astype(self.dtype)
 
     def slope(self, gradient):
-        # But for a constant, the covariance is nearly diagonal.
+        # The covariance is nearly diagonal, apart from a constant.
         mean = self.marginals
         return gradient, mean * (1 - mean)
 
     @property
     def inclusion(self) -> Float[Array, "d *batch r"]:
-        """For each element the probability to be a member if r = 0 … k members are missing among
-        it and those before it, the later ones having been decided."""
+        """The probability that an element is a member, given that the elements after it are decided
+        and that r = 0 … k members are still missing among it and those before it."""
         return self._chain()[0]
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()):
@@ -221,7 +230,8 @@ class Subset(FromLogits):
         return leaving, jnp.where(values == here, leaving, entering)
 
     def _centred(self) -> Float[Array, "*batch d"]:
-        """The logits minus a constant, around which k of them are above: Z_k is then moderate."""
+        """The logits minus a constant, chosen so that k of them are about 0 or above and Z_k is
+        neither huge nor tiny."""
         logits, d = self._logits, self.logits.shape[-1]
         ordered = jnp.sort(jnp.maximum(logits, LOG_ZERO), axis=-1)
         above = ordered[..., d - self.k, None]

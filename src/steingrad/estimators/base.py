@@ -1,9 +1,10 @@
-"""How an estimator is written, and what all of them share."""
+"""How an estimator is written, and the path from f to an estimate that all of them share."""
 
 import abc
-import functools
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -13,69 +14,63 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
-from ..arrays import brief, check_whole, compute_dtype, mean, mean_of_squares
+from ..arrays import cast, compute_dtype, mean, mean_of_squares
 from ..derivatives import drawn_with, on_each_device, stop_gradient
-from ..distributions import Joint
 from ..distributions.base import Distribution, check_inside
-from ..objective import NO_GRADIENT, Evaluated, as_jax_arrays, bind, evaluate, has_gradient
+from ..objective import Evaluated, as_jax_arrays, bind, evaluate, has_gradient, per_example
+from .checks import (
+    check_call,
+    check_cv,
+    check_distribution,
+    check_evaluated,
+    check_further,
+    check_gradient,
+    kind,
+)
+from .optimizers import adam
 
 
 class Gradients(NamedTuple):
     """Gradients of the mean of f over samples and batch."""
 
     parameters: Any
-    """With respect to the distribution's parameters: the estimate g, unbiased unless the estimator
-    says that it is `biased`."""
+    """The gradient with respect to the distribution's parameters: the estimate g, unbiased unless
+    the estimator says that it is `biased`."""
     cv: Any
-    """For the control variates, what `cv_optimizer` takes: the gradient of the mean of g², or the
-    change of what they add up."""
+    """What `cv_optimizer` takes for the control variates: the gradient of the mean of g², or the
+    change of the sums or averages that they are."""
     args: tuple
-    """With respect to the further arguments of f (`None` where one is not floating-point)."""
+    """The gradient with respect to the further arguments of f, with `None` for arguments that are
+    not floating-point."""
 
 
 class Estimator(eqx.Module):
     r"""An estimator of $\nabla_\eta E_{q_\eta}[f(x)]$: immutable, its fields are its settings.
 
-    A subclass has `CV` (what it learns, if anything), the fields, whether it is `biased` and the
-    `distributions` it works on, then `__check_init__`, the properties, `init` and `cv_optimizer`,
-    `sample`, `weights`, `choose`, `further_points`, `gradient` and `adapt`, in this order, leaving
-    out what it inherits. Only `gradient` has to be written.
+    A subclass has, in this order: `CV` (what it learns, if anything), the fields, whether it is
+    `biased`, what it `needs` of a distribution, `__check_init__`, the properties, `init` and
+    `cv_optimizer`, `sample`, `weights`, `propose`, `gradient` and `adapt`. It leaves out what it
+    inherits. Only `gradient` has to be written.
+
+    These methods are handed inputs that have been checked and have one floating-point type.
     """
 
     num_samples: eqx.AbstractVar[int]
     """The number of samples, K."""
     biased: ClassVar[bool] = False
-    """Whether its mean is something else than the gradient, by design."""
-    distributions: ClassVar[tuple[type[Distribution], ...]] = (Distribution,)
-    by_parts: ClassVar[bool] = False
-    """Whether it also works on a `Joint` of these."""
+    """Whether its mean differs from the gradient, by design."""
+    needs: ClassVar[Any] = None
+    """The property that a distribution must have, such as `"has_mean"`; `None` if any
+    distribution will do."""
+    instead: ClassVar[str] = "RLOO and Rodeo take any distribution."
+    """What to do if a distribution does not have that property."""
 
     def __repr__(self) -> str:
         return eqx.tree_pformat(self) + (" (biased)" if self.biased else "")
 
-    def handles(self, dist: Distribution) -> bool:
-        """Whether it works on this kind of distribution; `distributions` names those it does."""
-        if self.by_parts and isinstance(dist, Joint):
-            return all(map(self.handles, dist.parts))
-        return isinstance(dist, self.distributions)
-
-    def refusal(self, dist: Distribution) -> str | None:
-        """Why it does not work on this distribution, and what does; `None` if it does."""
-        if self.handles(dist):
-            return None
-        *most, last = (kind.__name__ for kind in self.distributions)
-        kinds = f"{', '.join(most)} and {last}" if most else last
-        kinds += (
-            ", and on a Joint of such parts" if self.by_parts and isinstance(dist, Joint) else ""
-        )
-        return (
-            f"{type(self).__name__} works on {kinds}, but was given {type(dist).__name__}. RLOO "
-            "and Rodeo take any distribution."
-        )
-
     @property
     def needs_gradient(self) -> bool:
-        r"""Whether $\nabla f$ is needed: at the samples (or, `Rebar` and `Relax`, between them)."""
+        r"""Whether $\nabla f$ is needed, at the samples or (`relaxes`) between the states."""
         return False
 
     @property
@@ -85,8 +80,8 @@ class Estimator(eqx.Module):
 
     @property
     def goes_by_gradient(self) -> bool:
-        r"""Whether its mean depends on $\nabla f$, and is wrong where that is 0 between the states;
-        elsewhere the gradient only lowers the variance."""
+        r"""Whether its mean depends on $\nabla f$, and is wrong where $\nabla f$ is 0 between the
+        states. For the other estimators the gradient only lowers the variance."""
         return self.relaxes or (self.biased and self.needs_gradient)
 
     @property
@@ -96,19 +91,19 @@ class Estimator(eqx.Module):
 
     @property
     def looks_further(self) -> bool:
-        """Whether f is also evaluated at `further_points`."""
-        return type(self).further_points is not Estimator.further_points
+        """Whether it proposes further points at which f is evaluated."""
+        return type(self).propose is not Estimator.propose
 
     @property
     def cv_is_quadratic(self) -> bool:
         """Whether the gradient for the control variates is that of a square of the gradient, and so
-        goes with the square of any factor; otherwise no factor changes it."""
+        carries the square of any factor. Otherwise no factor changes it."""
         return True
 
     @property
     def cancels_constant(self) -> bool:
-        r"""Whether a constant vector added to all scores changes nothing in the mean, so that
-        $\log q$ need not be normalised."""
+        r"""Whether a constant vector added to all scores does not change the mean, so that $\log q$
+        need not be normalised."""
         return False
 
     def num_evaluations(self, dist: Distribution) -> int:
@@ -118,7 +113,8 @@ class Estimator(eqx.Module):
     def init(self, key: PRNGKeyArray, dist: Distribution | None = None) -> Any:
         """The control variates at their start, a module of arrays; `None` where nothing is learned.
 
-        Some need to know the distribution's shape, though not its parameters: they say so.
+        Some estimators need to know the distribution's shape, and say so. Its parameters do not
+        matter.
         """
         return None
 
@@ -128,45 +124,30 @@ class Estimator(eqx.Module):
 
     def sample(self, key: PRNGKeyArray, dist: Distribution) -> Float[Array, "samples ..."]:
         """The points at which to evaluate f, of shape `[K, *batch, *event]`."""
-        check_distribution(self, dist)
         return dist.sample(key, (self.num_samples,))
 
     def weights(
         self, dist: Distribution, x: Float[Array, "samples ..."]
     ) -> Float[Array, "samples ..."] | None:
-        r"""The $w_k$, of shape `[K, *batch]`, with which $\sum_k w_k f(x_k)$ estimates $E[f]$;
-        `None`: $1/K$ each, the samples being distributed as $q$."""
+        r"""The $w_k$, of shape `[K, *batch]`, with which $\sum_k w_k f(x_k)$ estimates $E[f]$.
+        `None` stands for $1/K$ each, which is right for samples that have the distribution $q$."""
         return None
 
-    def weigh(
-        self, dist: Distribution, x: Float[Array, "samples ..."], fx: Float[Array, "samples ..."]
-    ) -> Float[Array, "samples ..."]:
-        r"""$K w_k f(x_k)$: what has the estimate of $E[f]$ as its mean."""
-        weights = self.weights(dist, x)
-        if weights is None:
-            return fx
-        return jnp.where(weights != 0, len(fx) * weights.astype(fx.dtype) * fx, 0)
-
-    def choose(self, cv: Any, dist: Distribution, at: Evaluated) -> Any:
-        """What is drawn with `at.key` to decide on `further_points`. Whoever has to leave JAX to
-        evaluate f there hands it back as `at.choice`: then it is not drawn again."""
-        return None
-
-    def further_points(
-        self, cv: Any, dist: Distribution, at: Evaluated
-    ) -> Float[Array, "points samples ..."] | None:
-        """Where else to evaluate f, without its gradient, now that the samples are known."""
-        return None
+    def propose(self, cv: Any, dist: Distribution, at: Evaluated) -> tuple[Any, Any]:
+        """Further points at which f is evaluated without its gradient, of shape `[n, K, *batch,
+        *event]`, and a memo of how they were chosen, which comes back as `at.memo`."""
+        return None, None
 
     @abc.abstractmethod
     def gradient(self, cv: Any, dist: Distribution, at: Evaluated) -> Any:
-        """What `estimate` returns, from inputs that have been checked."""
+        """The estimate for each element of the batch, shaped like the distribution's parameters."""
 
     def adapt(self, cv: Any, dist: Distribution, at: Evaluated) -> tuple[Any, Any]:
         """The estimate, and the gradient of its mean square with respect to `cv`.
 
         Control variates that are averages of what was seen, or solved for, have no use for that
-        gradient. They give `cv` minus what it is to become, for plain gradient descent to subtract.
+        gradient. They return `cv` minus what it is to become, for plain gradient descent to
+        subtract.
         """
 
         @eqx.filter_grad(has_aux=True)
@@ -190,24 +171,31 @@ class Estimator(eqx.Module):
         f: Callable[[Array], Array] | None = None,
         context: Array | None = None,
     ) -> Evaluated:
-        """What `further_points`, `gradient` and `adapt` take, from evaluations of your own:
-        checked."""
+        """Your own evaluations, checked: what `further_points` takes."""
         check_distribution(self, dist)
         check_cv(self, cv, dist)
-        objective = None if f is None else bind(f, dist, key, relaxed=self.goes_by_gradient)
         # States and values may come as whole numbers, from a simulator, or in half precision.
-        x = jnp.asarray(x)
-        x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(compute_dtype(dist.dtype))
-        given: Any = [array if array is None else jnp.asarray(array) for array in (fx, dfx, fy)]
+        given: Any = [a if a is None else jnp.asarray(a) for a in (x, fx, dfx, fy)]
         if any(jnp.iscomplexobj(array) for array in jax.tree.leaves(given)):
             raise TypeError("f and its gradient are real numbers, but complex ones were given.")
-        dtype = compute_dtype(x, *jax.tree.leaves(given))
-        values, gradients, further = jax.tree.map(lambda array: array.astype(dtype), given)
-        at = Evaluated(x, values, gradients, further, objective, key, context)
+        dtype = compute_dtype(dist.dtype, *jax.tree.leaves(given))
+        x, fx, dfx, fy = jax.tree.map(lambda array: array.astype(dtype), given)
+        objective = None
+        if f is not None:
+            bound = bind(f, dist, relaxed=self.goes_by_gradient)
+            objective = lambda x: bound(key, x.astype(dist.dtype))[0].astype(dtype)
+        at = Evaluated(x, fx, dfx, fy, objective, key, context)
         check_evaluated(self, dist, at)
         if self.samples_are_states:
             check_inside(dist, x)
         return at
+
+    def further_points(
+        self, cv: Any, dist: Distribution, at: Evaluated
+    ) -> Float[Array, "points samples ..."] | None:
+        """Where else to evaluate f, without its gradient, now that the samples are known. `at` is
+        what `evaluated` returned."""
+        return self.propose(*of_one_type(cv, dist, at))[0]
 
     def estimate(
         self,
@@ -216,138 +204,177 @@ class Estimator(eqx.Module):
         x: Shaped[Array | np.ndarray, "samples ..."],
         fx: Shaped[Array | np.ndarray, "samples ..."],
         dfx: Float[Array | np.ndarray, "samples ..."] | None = None,
-        *,
-        fy: Shaped[Array | np.ndarray, "points samples ..."] | None = None,
-        key: PRNGKeyArray | None = None,
-        f: Callable[[Array], Array] | None = None,
-        context: Array | None = None,
+        **more: Any,
     ) -> Any:
         r"""The estimate of $\nabla_\eta E[f]$ for each element of the batch, shaped like the
-        distribution's parameters. (Parameters that the batch shares: the sum over it.)
+        distribution's parameters. If the batch shares the parameters, it is the sum over the batch.
 
         `x` comes from `sample`; `fx` of shape `[K, *batch]` holds f at these points and `dfx`,
         shaped like `x`, its gradient (where `needs_gradient`). A few settings also need a `key`
         (an operator that draws coordinates), `f` itself (`ExactSurrogate`), a `context` (`Relax`)
         or `fy`, f at the `further_points` that the estimator chose with the same `key` (`Bronco`).
         """
-        at = self.evaluated(cv, dist, x, fx, dfx, fy=fy, key=key, f=f, context=context)
+        at = self.evaluated(cv, dist, x, fx, dfx, **more)
         if 0 in dist.batch_shape:
             return jax.tree.map(jnp.zeros_like, dist.parameters)
+        cv, dist, at = of_one_type(cv, dist, at)
+        if self.looks_further:
+            y, memo = self.propose(cv, dist, at)
+            check_further(type(self).__name__, y, at)
+            at = dataclasses.replace(at, memo=memo)
         return self.gradient(cv, dist, at)
 
-    def per_element(
-        self,
-        f: Callable[..., Float[Array, "..."]],
-        dist: Distribution,
-        cv: Any = None,
-        *,
-        key: PRNGKeyArray,
-        args: tuple = (),
-        context: Array | None = None,
-        relaxation: Callable[..., Float[Array, "..."]] | None = None,
-        has_aux: bool = False,
-    ) -> tuple[Any, Gradients]:
-        """f at the samples, `weigh`ed (and its aux), and the gradients of `value_and_grad` before
-        the mean over the batch: one of the distribution's for each of its elements, and `cv`'s for
-        these. (That of `args` is of the mean here too.)"""
-        check_call(f, dist, self, key, args)
-        check_distribution(self, dist)
-        check_gradient(self, f)
-        check_cv(self, cv, dist)
-        parameters, args, context, key = on_each_device(
-            (dist.parameters, as_jax_arrays(args), context, key), like=(cv, dist)
-        )
-        # Derivatives at fixed samples would be wrong, so there are none.
-        given = eqx.filter((parameters, dist), eqx.is_inexact_array)
-        dist = stop_gradient(dist.with_parameters(parameters))
-        sample_key, f_key, own_key = jax.random.split(key, 3)
-        x = self.sample(sample_key, dist)
-        stands_in = self.relaxes and relaxation is not None
-        f_relaxed = self.goes_by_gradient and not stands_in
-        objective = bind(f, dist, f_key, relaxed=f_relaxed, has_aux=has_aux)
-        how: dict[str, Any] = {"has_aux": has_aux, "has_gradient": has_gradient(f)}
-        if 0 in dist.batch_shape:
-            fx, _, args_grad, aux = evaluate(objective, x, args, False, **how)
-            fx = (fx, aux) if has_aux else fx
-            grad, cv_grad = jax.tree.map(jnp.zeros_like, (dist.parameters, cv))
-            return drawn_with(given, (fx, Gradients(grad, cv_grad, args_grad)))
-        weights = self.weights(dist, x)
-        fx, dfx, args_grad, aux = evaluate(
-            objective, x, args, self.needs_gradient, weights=weights, **how
-        )
-        if relaxation is not None and stands_in:
-            objective = bind(relaxation, dist, f_key, relaxed=True)
-        elif has_aux:
-            with_aux = objective
-            objective = lambda x, *args: with_aux(x, *args)[0]
-        at_args = lambda x: objective(x, *args)
-        at = Evaluated(x, fx, dfx, f=at_args, key=own_key, context=context)
-        cv, at = on_each_device((cv, at))
-        check_evaluated(self, dist, at)
-        y = self.further_points(cv, dist, at)
-        if y is not None:
-            fy = jax.vmap(at_args)(y).astype(fx.dtype)
-            at = eqx.tree_at(lambda at: at.fy, at, fy, is_leaf=lambda leaf: leaf is None)
-        grad, cv_grad = self.adapt(cv, dist, at)
-        fx = self.weigh(dist, x, fx)
-        fx = (fx, aux) if has_aux else fx
-        return drawn_with(given, (fx, Gradients(grad, cv_grad, args_grad)))
-
     def value_and_grad(
-        self,
-        f: Callable[..., Float[Array, "..."]],
-        dist: Distribution,
-        cv: Any = None,
-        *,
-        key: PRNGKeyArray,
-        args: tuple = (),
-        context: Array | None = None,
-        relaxation: Callable[..., Float[Array, "..."]] | None = None,
-        has_aux: bool = False,
+        self, f: Callable[..., Any], dist: Distribution, cv: Any = None, **settings: Any
     ) -> tuple[Any, Gradients]:
-        """The mean of f over samples and batch, and its gradients.
+        """`steingrad.value_and_grad(f, dist, self, cv, **settings)`: the mean of f over samples and
+        batch, and its gradients."""
+        return value_and_grad(pose(f, dist, self, cv, **settings))
 
-        `f(x, *args)` maps states `[..., *event]` to values `[...]`; if it has an argument named
-        `key`, it is given one. f and the gradients with respect to all its arguments come out of
-        one forward and one backward pass. `context`, of shape `[*batch, c]`, is for estimators
-        whose control variates may look at more than the samples, such as the data point (`Relax`);
-        the others leave it alone. `relaxation` is called like f, in its place between the states
-        (`Rebar`, `Relax`): a continuous function near f, where f itself jumps there. An empty
-        batch has the value 0 and no gradients, or zeros: it adds nothing. With `has_aux` f returns
-        a pair, its values and anything else, and so does this: `(value, aux), gradients`, where
-        aux is what f returned at the samples.
-        """
-        fx, grads = self.per_element(
-            f, dist, cv, key=key, args=args, context=context, relaxation=relaxation, has_aux=has_aux
+    def per_element(
+        self, f: Callable[..., Any], dist: Distribution, cv: Any = None, **settings: Any
+    ) -> tuple[Any, Gradients]:
+        """f at the samples, and the gradients of `value_and_grad` before the mean over the batch is
+        taken: one of the distribution's for each of its elements, and `cv`'s for these. The
+        gradient with respect to `args` is that of the mean here too."""
+        return per_element(pose(f, dist, self, cv, **settings))
+
+
+class Problem(eqx.Module):
+    """An expectation to estimate, checked and complete."""
+
+    objective: Any
+    """f as a function of a key, states and further arguments, which returns values and aux."""
+    dist: Distribution
+    estimator: Estimator
+    cv: Any
+    key: PRNGKeyArray
+    args: tuple
+    context: Any
+    relaxation: Callable[..., Any] | None
+    """What takes the place of the objective between the states, if anything does."""
+    has_aux: bool = eqx.field(static=True)
+    differentiable: bool = eqx.field(static=True)
+    """Whether f has a gradient, which a function outside JAX has not."""
+
+
+def pose(
+    f: Callable[..., Any],
+    dist: Distribution,
+    estimator: Estimator,
+    cv: Any = None,
+    *,
+    key: PRNGKeyArray,
+    args: tuple = (),
+    context: Array | None = None,
+    relaxation: Callable[..., Any] | None = None,
+    has_aux: bool = False,
+    batched: bool = True,
+    in_axes: Sequence[int | None] | None = None,
+) -> Problem:
+    """The arguments of `expectation` and `value_and_grad`, which document them, as a `Problem`."""
+    if isinstance(estimator, type) and issubclass(estimator, Estimator):
+        raise TypeError(f"The estimator is a class here: write {estimator.__name__}(...).")
+    if isinstance(dist, Estimator) or isinstance(estimator, Distribution):
+        raise TypeError("The distribution comes first, then the estimator: f, dist, estimator.")
+    if not isinstance(estimator, Estimator):
+        raise TypeError(f"An estimator is needed, such as RLOO(2), not {kind(estimator)}.")
+    check_call(f, dist, key, args)
+    check_distribution(estimator, dist)
+    check_gradient(estimator, f)
+    if cv is not None:  # the value alone needs none
+        check_cv(estimator, cv, dist)
+    if batched and in_axes is not None:
+        raise ValueError(
+            "in_axes says how an f on one example is mapped over the batch: it goes with "
+            "batched=False."
         )
-        fx, aux = fx if has_aux else (fx, None)
-        size = float(max(math.prod(dist.batch_shape), 1))
-        divided = lambda g, p: (g / size).astype(p.dtype)
-        parameters = jax.tree.map(divided, grads.parameters, dist.parameters)
-        grads = Gradients(parameters, scale_cv(self, 1 / size, grads.cv), grads.args)
-        return (mean(fx), aux) if has_aux else mean(fx), grads
+    on_batches = lambda f: f if batched else per_example(f, in_axes)
+    parameters, args, context, key = on_each_device(
+        (dist.parameters, tuple(as_jax_arrays(args)), context, key), like=(cv, dist)
+    )
+    dist = dist.with_parameters(parameters)
+    stand_in = None
+    if relaxation is not None and estimator.relaxes:
+        stand_in = bind(on_batches(relaxation), dist, relaxed=True)
+    by_gradient = estimator.goes_by_gradient and stand_in is None
+    objective = bind(on_batches(f), dist, relaxed=by_gradient, has_aux=has_aux)
+    rest = (stand_in, has_aux, has_gradient(f))
+    return Problem(objective, dist, estimator, cv, key, args, context, *rest)
 
 
-def adam(learning_rate: Any, b1: float = 0.9) -> optax.GradientTransformation:
-    """Adam for gradients of any size, those for control variates going with the square of f and of
-    one over the size of the batch: ε is relative to the largest of them. (None at all would turn
-    the rounding errors of a gradient that is 0 into steps.)"""
-    inner: Any = optax.scale_by_adam(b1=b1)
+def per_element(problem: Problem) -> tuple[Any, Gradients]:
+    """Draw, evaluate, estimate, adapt: see `Estimator.per_element`."""
+    estimator, cv, args = problem.estimator, problem.cv, problem.args
+    if cv is None:
+        check_cv(estimator, cv, problem.dist)
+    # Derivatives at fixed samples would be wrong, so there are none.
+    dist = stop_gradient(problem.dist)
+    sample_key, f_key, own_key = jax.random.split(problem.key, 3)
+    x, empty = estimator.sample(sample_key, dist), 0 in dist.batch_shape
+    weights = None if empty else estimator.weights(dist, x)
+    fx, dfx, args_grad, aux = evaluate(
+        partial(problem.objective, f_key),
+        x,
+        args,
+        needs_gradient=estimator.needs_gradient and not empty,
+        weights=weights,
+        differentiable=problem.differentiable,
+    )
+    if empty:
+        grad, cv_grad = jax.tree.map(jnp.zeros_like, (dist.parameters, cv))
+    else:
+        again = problem.objective if problem.relaxation is None else problem.relaxation
+        f = lambda y: again(f_key, y.astype(x.dtype), *args)[0].astype(fx.dtype)
+        at = Evaluated(x, fx, dfx, f=f, key=own_key, context=problem.context)
+        grad, cv_grad = run(estimator, *on_each_device((cv, dist, at)))
+    fx = weighted(fx, weights)
+    found = (fx, aux) if problem.has_aux else fx, Gradients(grad, cv_grad, args_grad)
+    return drawn_with(problem.dist, found)
 
-    def update(updates: Any, state: Any, params: Any = None):
-        _, state = inner.update(updates, state, params)
-        mean, square = (
-            optax.tree.bias_correction(moment, decay, state.count)
-            for moment, decay in ((state.mu, b1), (state.nu, 0.999))
-        )
-        root = jax.tree.map(jnp.sqrt, square)
-        largest = [jnp.max(leaf).astype(float) for leaf in jax.tree.leaves(root) if leaf.size]
-        floor = 1e-8 * functools.reduce(jnp.maximum, largest, jnp.zeros((), float))
-        step = lambda m, r: jnp.where(r > 0, m / (r + floor.astype(r.dtype)), 0)
-        return jax.tree.map(step, mean, root), state
 
-    scale = optax.GradientTransformation(inner.init, update)
-    return optax.chain(scale, optax.scale_by_learning_rate(learning_rate))
+def weighted(fx: Float[Array, "samples ..."], weights: Array | None) -> Float[Array, "samples ..."]:
+    r"""$K w_k f(x_k)$, whose mean is the estimate of $E[f]$."""
+    if weights is None:
+        return fx
+    return jnp.where(weights != 0, len(fx) * weights.astype(fx.dtype) * fx, 0)
+
+
+def run(estimator: Estimator, cv: Any, dist: Distribution, at: Evaluated) -> tuple[Any, Any]:
+    """The estimate, and the gradient for the control variates."""
+    wide_cv, dist, at = of_one_type(cv, dist, at)
+    if estimator.looks_further:
+        y, memo = estimator.propose(wide_cv, dist, at)
+        assert at.f is not None
+        at = dataclasses.replace(at, fy=jax.vmap(at.f)(y), memo=memo)
+    grad, cv_grad = estimator.adapt(wide_cv, dist, at)
+    return grad, cast(cv_grad, cv)
+
+
+def of_one_type(cv: Any, dist: Distribution, at: Evaluated) -> tuple[Any, Distribution, Evaluated]:
+    """The same in the type of the values of f, so that no formula has to convert anything."""
+    dtype = at.fx.dtype
+    return cast(cv, dtype), dist.astype(dtype), cast(at, dtype)
+
+
+def value_and_grad(problem: Problem) -> tuple[Any, Gradients]:
+    """The mean of f over samples and batch (with `has_aux`, and what else f returned), and its
+    gradients."""
+    dist, estimator = problem.dist, problem.estimator
+    fx, grads = per_element(problem)
+    fx, aux = fx if problem.has_aux else (fx, None)
+    size = float(max(math.prod(dist.batch_shape), 1))
+    divided = lambda g, p: (g / size).astype(p.dtype)
+    parameters = jax.tree.map(divided, grads.parameters, dist.parameters)
+    grads = Gradients(parameters, scale_cv(estimator, 1 / size, grads.cv), grads.args)
+    return (mean(fx), aux) if problem.has_aux else mean(fx), grads
+
+
+def scale_cv(estimator: Estimator, factor: Any, cv_grad: Any) -> Any:
+    """The gradient for the control variates if the gradient itself is multiplied by a factor."""
+    if not estimator.cv_is_quadratic:
+        return cv_grad
+    return jax.tree.map(lambda g: g * jnp.asarray(factor**2, g.dtype), cv_grad)
 
 
 def mean_of_scores(
@@ -355,113 +382,3 @@ def mean_of_scores(
 ) -> Any:
     r"""$\frac1K \sum_k w_k s(x_k)$, shaped like the parameters."""
     return jax.tree.map(lambda g: g / len(x), dist.weighted_score(weights, x))
-
-
-def scale_cv(estimator: Estimator, factor: Any, cv_grad: Any) -> Any:
-    """The gradient for the control variates where the gradient is multiplied by a factor."""
-    if not estimator.cv_is_quadratic:
-        return cv_grad
-    return jax.tree.map(lambda g: g * jnp.asarray(factor**2, g.dtype), cv_grad)
-
-
-def check_call(f: Any, dist: Any, estimator: Any, key: Any, args: Any) -> None:
-    """Raise if an argument is not of the kind that belongs in its place."""
-    if isinstance(estimator, type) and issubclass(estimator, Estimator):
-        raise TypeError(f"The estimator is a class here: write {estimator.__name__}(...).")
-    if isinstance(dist, Estimator) or isinstance(estimator, Distribution):
-        raise TypeError("The distribution comes first, then the estimator: f, dist, estimator.")
-    if not isinstance(estimator, Estimator):
-        raise TypeError(f"An estimator is needed, such as RLOO(2), not {_kind(estimator)}.")
-    if not isinstance(dist, Distribution):
-        raise TypeError(f"A distribution is needed, such as Bernoulli(logits), not {_kind(dist)}.")
-    if not callable(f):
-        raise TypeError(f"f is a function of the states, not {_kind(f)}.")
-    if not isinstance(args, (tuple, list)):
-        raise TypeError(
-            f"args is a tuple, f's arguments after the states: args=(w,), not {_kind(args)}."
-        )
-    dtype = getattr(key, "dtype", None)
-    if dtype is None or not (dtype == jnp.uint32 or jnp.issubdtype(dtype, jax.dtypes.prng_key)):
-        raise TypeError(f"key is a random key, such as jax.random.key(0), not {key!r}.")
-
-
-def _kind(thing: Any) -> str:
-    return "an array" if eqx.is_array_like(thing) else f"a {type(thing).__name__}"
-
-
-def check_distribution(estimator: Estimator, dist: Distribution) -> None:
-    refusal = estimator.refusal(dist)
-    if refusal is not None:
-        raise ValueError(refusal)
-    if not (dist.normalized or estimator.cancels_constant):
-        raise ValueError(
-            f"{type(estimator).__name__} as it is set here needs log q with its normalising "
-            f"constant, but this {type(dist).__name__} is known up to a constant only. The "
-            "constant cancels in RLOO, in Rodeo(loo=True) and in Lariat(values=False, "
-            "gradients=False, memory=False, surrogate=...). If the log-probabilities do sum to "
-            "one, build the distribution with normalized=True."
-        )
-
-
-def check_gradient(estimator: Estimator, f: Callable) -> None:
-    if estimator.needs_gradient and not has_gradient(f):
-        raise ValueError(f"{type(estimator).__name__} here needs the gradient of f. {NO_GRADIENT}")
-
-
-def check_cv(estimator: Estimator, cv: Any, dist: Distribution) -> None:
-    """Raise unless `cv` is what `init` makes for this estimator and distribution."""
-    expected = jax.eval_shape(lambda key: estimator.init(key, dist), jax.random.key(0))
-    leaves, structure = jax.tree.flatten(cv)
-    if structure == jax.tree.structure(expected) and all(
-        isinstance(leaf, (jax.Array, np.ndarray))
-        and leaf.shape == like.shape
-        and jnp.issubdtype(leaf.dtype, jnp.floating) == jnp.issubdtype(like.dtype, jnp.floating)
-        for leaf, like in zip(leaves, jax.tree.leaves(expected), strict=True)
-    ):
-        return
-    name = type(estimator).__name__
-    if expected is None:
-        raise ValueError(f"{name} learns nothing: its cv is None, but was given {brief(cv)}.")
-    raise ValueError(
-        f"{name} learns its control variates: pass the cv that `init(key, dist)` of this very "
-        f"estimator makes, {brief(expected)}, not {brief(cv)}."
-    )
-
-
-def check_evaluated(estimator: Estimator, dist: Distribution, at: Evaluated) -> None:
-    """Raise unless samples, values and gradients have the shapes that an estimate wants."""
-    name = type(estimator).__name__
-    lead = (estimator.num_samples, *dist.batch_shape)
-    shape = (*lead, *dist.event_shape)
-    if at.x.shape != shape:
-        raise ValueError(
-            f"{name}(num_samples={estimator.num_samples}) and this {type(dist).__name__} take "
-            f"samples of shape {shape}, but x has shape {at.x.shape}."
-        )
-    if at.fx.shape != lead:
-        raise ValueError(
-            f"{name} takes values of f of shape {lead}, but fx has shape {at.fx.shape}."
-        )
-    if at.dfx is None and estimator.needs_gradient and not estimator.relaxes:
-        raise ValueError(
-            f"{name} needs the gradient of f at the samples: pass dfx, of shape {shape}."
-        )
-    if at.fy is not None and not estimator.looks_further:
-        raise ValueError(f"{name} evaluates f at its samples only: leave fy out.")
-    if at.dfx is not None and at.dfx.shape != shape:
-        raise ValueError(
-            f"{name} takes gradients of shape {shape}, but dfx has shape {at.dfx.shape}."
-        )
-
-
-def check_num_samples(name: str, num_samples: Any, least: int, why: str) -> None:
-    check_whole(name, "num_samples", num_samples, least, f", {why}")
-
-
-def check_pairs(name: str, num_samples: int, instead: str) -> None:
-    check_num_samples(name, num_samples, 2, "its samples coming in pairs")
-    if num_samples % 2:
-        raise ValueError(
-            f"{name} needs an even num_samples, its samples coming in pairs, but was given "
-            f"{num_samples}. {instead} takes odd numbers too."
-        )

@@ -6,10 +6,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..arrays import as_index, compute_dtype, weighted_mean
-from ..distributions import Bernoulli
-from .base import Estimator, check_distribution, check_pairs
-from .parts import differentiates_parts, samples_parts
+from ..arrays import as_index, mean_of_samples
+from .base import Estimator
+from .checks import check_distribution, check_pairs
+from .couplings import antithetic_pairs
 
 
 class DisARM(Estimator):
@@ -18,8 +18,8 @@ class DisARM(Estimator):
 
     A pair shares one uniform number for each bit, $x = 1[u > 1 - \theta]$ and $\tilde x = 1[u <
     \theta]$: each is an exact sample, and they differ as often as two samples can. The first half
-    of the $K$ samples holds every $x$, the second every $\tilde x$. For `Bernoulli`. `num_samples`
-    is $K$.
+    of the $K$ samples holds every $x$, the second every $\tilde x$. For independent bits
+    (coordinates of two values). `num_samples` is $K$.
 
     Reference: Dong, Mnih, Tucker, "DisARM: An Antithetic Gradient Estimator for Binary Latent
     Variables", NeurIPS 2020; Yin, Ho, Yan, Qian, Zhou 2020 (U2G).
@@ -36,24 +36,26 @@ class DisARM(Estimator):
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
     """The number of samples, K."""
-    distributions: ClassVar = (Bernoulli,)
-    by_parts: ClassVar = True
+    needs: ClassVar = "is_binary"
 
     def __check_init__(self):
         check_pairs("DisARM", self.num_samples, instead="ARMS")
 
-    @samples_parts
     def sample(self, key, dist):
         check_distribution(self, dist)
-        logits = dist.parameters.astype(compute_dtype(dist.parameters))
-        theta = jax.nn.sigmoid(logits)
-        u = jax.random.uniform(key, (self.num_samples // 2, *logits.shape), logits.dtype)
-        # u > 1 − θ, written with 1 − u, which is exact where 1 − θ is rounded.
-        return jnp.concatenate([1 - u < theta, u < theta]).astype(dist.dtype)
 
-    @differentiates_parts
+        def draw(part, key):
+            theta = jax.nn.sigmoid(part.log_odds)
+            return part.state(antithetic_pairs(key, self.num_samples, theta).astype(jnp.int32))
+
+        return dist.sample_by_part(draw, key)
+
     def gradient(self, cv, dist, at):
-        logits = dist.parameters.astype(compute_dtype(dist.parameters))
-        x, x_tilde = jnp.split(at.x.astype(logits.dtype), 2)
         fx, fx_tilde = jnp.split(at.fx, 2)
-        return weighted_mean(fx - fx_tilde, x - x_tilde) * jax.nn.sigmoid(jnp.abs(logits)) / 2
+
+        def one(part, x, _):
+            x, x_tilde = jnp.split(part.index(x).astype(fx.dtype), 2)
+            g = mean_of_samples((fx - fx_tilde)[..., None] * (x - x_tilde))
+            return part.by_log_odds(g * jax.nn.sigmoid(jnp.abs(part.log_odds)) / 2)
+
+        return dist.by_part(one, at.x)

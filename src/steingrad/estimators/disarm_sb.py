@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from ..arrays import as_index, expand, mean_of_samples, take
-from ..distributions import Categorical, Ordinal
-from .base import Estimator, check_distribution, check_pairs
-from .disarm_iw import antithetic_pairs
-from .parts import differentiates_parts, samples_parts
-from .sticks import break_sticks, stick_of
+from .base import Estimator
+from .checks import check_distribution, check_pairs
+from .couplings import antithetic_pairs
+from .sticks import break_sticks, first_of, stick_of
 
 
 class DisARMSB(Estimator):
@@ -24,7 +23,7 @@ class DisARMSB(Estimator):
     bit at $a$. Up to $a$ the bits are the same and give nothing, at $a$ stands the term of
     `DisARM`, and further on only $x^b$ has bits that matter: those of the other are averaged over
     (Rao-Blackwell), which leaves a score. A pair of equal categories gives nothing. With two values
-    this is `DisARM`. For `Categorical` and `Ordinal`. `num_samples` is $K$.
+    this is `DisARM`. For independent coordinates. `num_samples` is $K$.
 
     Reference: Dong, Mnih, Tucker, "Coupled Gradient Estimators for Discrete Latent Variables",
     NeurIPS 2021.
@@ -38,32 +37,39 @@ class DisARMSB(Estimator):
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
     """The number of samples, K."""
-    distributions: ClassVar = (Categorical, Ordinal)
-    by_parts: ClassVar = True
+    needs: ClassVar = "is_product"
 
     def __check_init__(self):
         check_pairs("DisARMSB", self.num_samples, instead="CARMS")
 
-    @samples_parts
     def sample(self, key, dist):
         check_distribution(self, dist)
-        return antithetic_pairs(key, dist, self.num_samples)
 
-    @differentiates_parts
+        def draw(part, key):
+            sticks = break_sticks(part)
+            bits = antithetic_pairs(key, self.num_samples, sticks.phi[..., :-1])
+            return part.state(first_of(sticks, bits))
+
+        return dist.sample_by_part(draw, key)
+
     def gradient(self, cv, dist, at):
-        sticks = break_sticks(dist)
-        stick, stick_tilde = jnp.split(stick_of(dist, sticks, at.x)[..., None], 2)
-        a, b = jnp.minimum(stick, stick_tilde), jnp.maximum(stick, stick_tilde)
-        rank = sticks.rank
-        tail = take(jnp.roll(sticks.log_tail, -1, axis=-1), a)  # log Σ_{c > a} p_c
-        log_probs = take(sticks.log_probs, rank)
-        rho = jnp.where(rank > a, jnp.exp(jnp.minimum(log_probs - tail, 0.0)), 0.0)
-        # Nothing differs at the last stick: any number will do for its logit.
-        end = jnp.zeros_like(sticks.log_probs[..., :1])
-        alpha = take(jnp.concatenate([sticks.logits, end], axis=-1), a)
-        onehot = lambda stick: (rank == stick).astype(rho.dtype)
-        direction = onehot(b) - rho + jax.nn.sigmoid(jnp.abs(alpha)) * (rho - onehot(a))
         fx, fx_tilde = jnp.split(at.fx, 2)
-        sign = jnp.sign(stick - stick_tilde).astype(direction.dtype)
-        change = sign * expand(fx - fx_tilde, direction.ndim)
-        return mean_of_samples(change * direction) / 2
+
+        def one(part, x, _):
+            sticks = break_sticks(part)
+            stick, stick_tilde = jnp.split(stick_of(part, sticks, x)[..., None], 2)
+            a, b = jnp.minimum(stick, stick_tilde), jnp.maximum(stick, stick_tilde)
+            rank = sticks.rank
+            tail = take(jnp.roll(sticks.log_tail, -1, axis=-1), a)  # log Σ_{c > a} p_c
+            log_probs = take(sticks.log_probs, rank)
+            rho = jnp.where(rank > a, jnp.exp(jnp.minimum(log_probs - tail, 0.0)), 0.0)
+            # Nothing differs at the last stick: any number will do for its logit.
+            end = jnp.zeros_like(sticks.log_probs[..., :1])
+            alpha = take(jnp.concatenate([sticks.logits, end], axis=-1), a)
+            onehot = lambda stick: (rank == stick).astype(rho.dtype)
+            direction = onehot(b) - rho + jax.nn.sigmoid(jnp.abs(alpha)) * (rho - onehot(a))
+            sign = jnp.sign(stick - stick_tilde).astype(direction.dtype)
+            change = sign * expand(fx - fx_tilde, direction.ndim)
+            return part.by_parameters(mean_of_samples(change * direction) / 2)
+
+        return dist.by_part(one, at.x)

@@ -7,21 +7,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import as_index, compute_dtype, mean_of_others, mean_of_samples, sum_of_events
-from ..distributions import Bernoulli
-from .base import Estimator, check_num_samples
-from .parts import apart, arranged, leaves, merged
+from ..arrays import as_index, mean_of_others, mean_of_samples
+from ..fast import sum_of_events
+from .base import Estimator, mean_of_scores
+from .checks import check_num_samples
 
 
 class DoubleCV(Estimator):
     r"""$g = \frac1K \sum_k \left(\tilde f_k - \frac1{K-1} \sum_{j \ne k} \tilde f_j\right) s(x_k)
-    - \alpha \, \theta (1 - \theta) \frac1K \sum_k \nabla f(x_k)$ with $\tilde f_k = f(x_k) +
-    \alpha \, \bar\nabla_k^\top (x_k - \theta)$ and $\bar\nabla_k = \frac1{K-1} \sum_{j \ne k}
-    \nabla f(x_j)$.
+    - \alpha \, \frac1K \sum_k \nabla_\eta (\nabla f(x_k)^\top \mu)$ with $\tilde f_k = f(x_k) +
+    \alpha \, \bar\nabla_k^\top (x_k - \mu)$, $\bar\nabla_k = \frac1{K-1} \sum_{j \ne k} \nabla
+    f(x_j)$ and $\mu = E[x]$, which is $\theta$ for bits.
 
     The linear control variate appears twice, beside each sample's own value and in the baseline of
-    the others; the last term is its known mean. $\alpha$ is learned and starts at 0, as plain RLOO;
-    a good one is negative. $f$ is evaluated $K$ times. For `Bernoulli`. `num_samples` is $K$.
+    the others. The last term is its known mean, for bits $\theta (1 - \theta)$ times the mean of
+    $\nabla f$. $\alpha$ is learned and starts at 0, as plain RLOO; a good one is negative. $f$ is
+    evaluated $K$ times. For every distribution whose mean is known (the paper's is for bits).
+    `num_samples` is $K$.
 
     Reference: Titsias and Shi, "Double Control Variates for Gradient Estimation in Discrete Latent
     Variable Models", AISTATS 2022.
@@ -43,11 +45,15 @@ class DoubleCV(Estimator):
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
     """The number of samples, K."""
-    distributions: ClassVar = (Bernoulli,)
-    by_parts: ClassVar = True
+    needs: ClassVar = "has_mean"
 
     def __check_init__(self):
-        check_num_samples("DoubleCV", self.num_samples, 2, "each control variate seeing the others")
+        check_num_samples(
+            "DoubleCV",
+            self.num_samples,
+            2,
+            "because each control variate is made of the other samples",
+        )
 
     @property
     def needs_gradient(self):
@@ -58,13 +64,8 @@ class DoubleCV(Estimator):
 
     def gradient(self, cv, dist, at):
         assert at.dfx is not None
-        alpha = cv.alpha.astype(at.fx.dtype)
-        # The bits of all parts of a Joint together.
-        logits = merged(dist, [part.parameters for part in leaves(dist)])
-        logits = logits.astype(compute_dtype(logits))
-        variance = jax.nn.sigmoid(logits) * jax.nn.sigmoid(-logits)
-        score = Bernoulli(logits).score(at.x)  # x − θ
-        pseudo = at.fx + alpha * sum_of_events(mean_of_others(at.dfx) * score)
-        signal = pseudo - mean_of_others(pseudo)
-        g = mean_of_samples(signal[..., None] * score - alpha * variance * at.dfx)
-        return arranged(dist, apart(dist, g))
+        centred = at.x - dist.mean
+        pseudo = at.fx + cv.alpha * sum_of_events(mean_of_others(at.dfx) * centred, at.event_ndim)
+        signal = mean_of_scores(dist, pseudo - mean_of_others(pseudo), at.x)
+        known = dist.pull_mean(mean_of_samples(at.dfx))
+        return jax.tree.map(lambda g, k: g - cv.alpha * k, signal, known)

@@ -6,13 +6,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..arrays import as_index, check_whole, compute_dtype, mean_of_samples
-from ..distributions import Bernoulli, Categorical
-from .base import Estimator, check_distribution, check_num_samples
-from .parts import differentiates_parts, samples_parts
-from .rebar import conditional
-from .reinmax import check_temperature
-from .straight_through import by_value, through
+from ..arrays import as_index, check_whole, mean_of_samples
+from .base import Estimator
+from .checks import check_distribution, check_key, check_num_samples, check_temperature
 
 
 class GumbelSoftmax(Estimator):
@@ -27,8 +23,8 @@ class GumbelSoftmax(Estimator):
     the derivative of $y$: $g = \frac1K \sum_k \frac1\tau E[J(y) \mid x_k] \, \nabla f(x_k)$. The
     Jacobian is averaged over `jacobian_draws` draws of $z$ given $x_k$: 1 is the usual
     straight-through Gumbel-softmax, more is its Rao-Blackwellisation GR-MC, which has the same mean
-    and less variance, without further evaluations of $f$. For `Bernoulli` and `Categorical`.
-    `num_samples` is $K$.
+    and less variance, without further evaluations of $f$. For bits and
+    one-hot categories. `num_samples` is $K$.
 
     Reference: Jang, Gu, Poole, "Categorical Reparameterization with Gumbel-Softmax", ICLR 2017;
     Maddison, Mnih, Teh, ICLR 2017; Paulus, Maddison, Krause, "Rao-Blackwellizing the
@@ -53,8 +49,7 @@ class GumbelSoftmax(Estimator):
     """The number of draws over which the Jacobian is averaged. More than 1 needs
     straight_through."""
     biased: ClassVar[bool] = True
-    distributions: ClassVar = (Bernoulli, Categorical)
-    by_parts: ClassVar = True
+    needs: ClassVar = "relaxable"
 
     def __check_init__(self):
         check_num_samples("GumbelSoftmax", self.num_samples, 1, "the points at which f is known")
@@ -74,38 +69,26 @@ class GumbelSoftmax(Estimator):
     def samples_are_states(self):
         return self.straight_through
 
-    @samples_parts
     def sample(self, key, dist):
         if self.straight_through:
             return super().sample(key, dist)
         check_distribution(self, dist)
-        logits = dist.parameters.astype(compute_dtype(dist.parameters))
-        draw = jax.random.logistic if isinstance(dist, Bernoulli) else jax.random.gumbel
-        z = logits + draw(key, (self.num_samples, *logits.shape), logits.dtype)
-        return self._relax(dist, z).astype(dist.dtype)
+        z = dist.location() + dist.noise(key, (self.num_samples,))
+        return dist.relax(z, self.temperature).astype(dist.dtype)
 
-    @differentiates_parts
     def gradient(self, cv, dist, at):
-        logits = dist.parameters.astype(compute_dtype(dist.parameters))
-        dfx = by_value(dist, at.dfx)
         if not self.straight_through:
             # dy/dη is J(y) / τ: y itself is all that is left to know of the noise.
-            y = at.x.astype(logits.dtype)
-            return mean_of_samples(through(dist, y, dfx)) / self.temperature
-        if at.key is None:
-            raise ValueError(
-                "GumbelSoftmax(straight_through=True) draws noise given the samples: pass key=... "
-                "to `estimate`."
-            )
-        draw = jax.random.logistic if isinstance(dist, Bernoulli) else jax.random.gumbel
+            return self._through(dist, at.x, at.dfx)
+        check_key("GumbelSoftmax(straight_through=True)", at.key)
 
         def one(key):
-            noise = draw(key, at.x.shape, logits.dtype)
-            y = self._relax(dist, conditional(dist, logits, at.x, noise))
-            return mean_of_samples(through(dist, y, dfx)) / self.temperature
+            z = dist.latent_given(at.x, dist.noise(key, at.x.shape[:1]))
+            return self._through(dist, dist.relax(z, self.temperature), at.dfx)
 
-        return jnp.mean(jax.vmap(one)(jax.random.split(at.key, self.jacobian_draws)), axis=0)
+        draws = jax.vmap(one)(jax.random.split(at.key, self.jacobian_draws))
+        return jax.tree.map(lambda g: jnp.mean(g, axis=0), draws)
 
-    def _relax(self, dist, z):
-        z = z / self.temperature
-        return jax.nn.sigmoid(z) if isinstance(dist, Bernoulli) else jax.nn.softmax(z)
+    def _through(self, dist, y, dfx):
+        through = lambda part, y, dfx, _: mean_of_samples(part.through(y, dfx)) / self.temperature
+        return dist.by_part(through, y, dfx)

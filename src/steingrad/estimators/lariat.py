@@ -1,27 +1,22 @@
 """Lariat: REINFORCE leave-one-out with control variates whose coefficients are solved for."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import (
-    as_index,
-    check_whole,
-    compute_dtype,
-    mean_of_others,
-    mean_of_samples,
-    mean_of_squares,
-    sum_of_events,
-)
+from ..arrays import as_index, check_whole, mean_of_others, mean_of_samples, mean_of_squares
+from ..fast import sum_of_events
 from ..operators import Gibbs, Operator
 from ..surrogates import Surrogate
-from .base import Estimator, check_num_samples
-from .least_squares import DECAY, RIDGE, Products, average_or_adam, average_step, make_terms
-from .rodeo import stein_terms
+from .base import Estimator
+from .checks import check_num_samples
+from .least_squares import DECAY, RIDGE, Products, make_terms
+from .optimizers import average_or_adam, average_step
+from .stein import stein_terms
 
 SHRINK = 1e-3  # the memory of coordinates that hardly ever vary, towards 0
 
@@ -105,9 +100,15 @@ class Lariat(Estimator):
     """How much a step counts in the moving averages, relative to the next step."""
     ridge: float = eqx.field(static=True, default=RIDGE)
     """The ridge of the least-squares problem, in units of each term's mean square."""
+    instead: ClassVar = (
+        "Turn off the terms that need the mean, Lariat(gradients=False, memory=False), or add "
+        "surrogate=...; or use RLOO or Rodeo."
+    )
 
     def __check_init__(self):
-        check_num_samples("Lariat", self.num_samples, 2, "each term being made of other samples")
+        check_num_samples(
+            "Lariat", self.num_samples, 2, "because each term is made of other samples"
+        )
         check_whole("Lariat", "context_size", self.context_size, 0)
         check_whole("Lariat", "number of hidden units", self.hidden, 0)
         if self.num_terms == 0:
@@ -123,17 +124,9 @@ class Lariat(Estimator):
                 f"{self.decay} and {self.ridge}."
             )
 
-    def handles(self, dist):
-        return dist.has_mean or not self._needs_mean
-
-    def refusal(self, dist):
-        if self.handles(dist):
-            return None
-        return (
-            f"Lariat's gradients, memory and context need E[x], which is not known of this "
-            f"{type(dist).__name__}. Turn them off, Lariat(gradients=False, memory=False), or add "
-            "surrogate=...; or use RLOO or Rodeo."
-        )
+    @property
+    def needs(self):
+        return "has_mean" if self._needs_mean else None
 
     @property
     def needs_gradient(self):
@@ -207,7 +200,9 @@ class Lariat(Estimator):
             slope, scale = past
             mean = lambda v: jnp.mean(v, axis=tuple(range(v.ndim - dist.event_ndim)))
             memory = mean(slope), mean(scale)
-        seen = self.Averages(Products(products, jnp.ones(())), jnp.mean(at.fx), memory)
+        seen = self.Averages(
+            Products(products, jnp.ones_like(products[0, 0])), jnp.mean(at.fx), memory
+        )
         return grad, self.CV(average_step(cv.averages, seen, self.decay), context, surrogate)
 
     def _coefficients(self, cv):
@@ -227,15 +222,15 @@ class Lariat(Estimator):
         return make_terms(terms, dist, at.x, score)
 
     def _linear_terms(self, cv, dist, at) -> list:
-        mean, pull_back = _mean(dist)
-        centred = at.x.astype(mean.dtype) - mean
+        mean = dist.mean
+        centred = at.x - mean
         inner = lambda v, x: sum_of_events(v * x, at.event_ndim)
         terms: list = []
 
         def linear(v, v_others, v_mean):
             """A linear model with slope v, from the second and the third identity."""
             v_mean = jnp.broadcast_to(v_mean, mean.shape)
-            terms.append((-inner(v_others, centred), pull_back(v_mean)[0]))
+            terms.append((-inner(v_others, centred), dist.pull_mean(v_mean)))
             terms.append((inner(v, mean_of_others(centred)), None))
 
         if self.gradients:
@@ -244,7 +239,7 @@ class Lariat(Estimator):
                 terms.append((mean_of_others(inner(v, centred)), None))  # −τ₋ₖ
                 linear(v, mean_of_others(v), mean_of_samples(v))
         if self._remembers:
-            memory = self._memory(cv, mean.dtype)
+            memory = self._memory(cv)
             linear(memory, memory, memory)
         if self.context_size:
             baseline, slope = self._context(cv.context, dist, at)
@@ -256,13 +251,13 @@ class Lariat(Estimator):
         """The mean of f so far; at the first step, which is plain RLOO, that of its samples."""
         weight = cv.averages.products.weight
         past = cv.averages.value / jnp.where(weight > 0, weight, 1)
-        return jnp.where(weight > 0, past.astype(fx.dtype), jnp.mean(fx))
+        return jnp.where(weight > 0, past, jnp.mean(fx))
 
-    def _memory(self, cv, dtype):
+    def _memory(self, cv):
         weight = cv.averages.products.weight
         slope, variance = cv.averages.memory
         total = variance + SHRINK * weight
-        return (slope / jnp.where(total > 0, total, 1)).astype(dtype)
+        return slope / jnp.where(total > 0, total, 1)
 
     def _init_context(self, key, dist):
         outputs = 1 + math.prod(dist.event_shape)
@@ -281,8 +276,7 @@ class Lariat(Estimator):
                 f"Lariat(context_size={self.context_size}) needs a context of shape "
                 f"{(*dist.batch_shape, self.context_size)}, but was given {given}."
             )
-        maps = jax.tree.map(lambda leaf: leaf.astype(at.fx.dtype), maps)
-        inputs = at.context.astype(at.fx.dtype)
+        inputs = at.context
         if self.hidden:
             inputs = jax.nn.leaky_relu(inputs @ maps["w_in"] + maps["b_in"])
         outputs = inputs @ maps["w_out"] + maps["b_out"]
@@ -291,16 +285,10 @@ class Lariat(Estimator):
     def _context_loss(self, maps, cv, dist, at):
         """How far the linear model of f is from f and its gradient."""
         baseline, slope = self._context(maps, dist, at)
-        centred = at.x.astype(slope.dtype) - _mean(dist)[0]
+        centred = at.x - dist.mean
         residual = at.fx - self._value(cv, at.fx) - baseline
         if self.gradients:
             misfit = sum_of_events((centred * (at.dfx - slope)) ** 2, at.event_ndim)
         else:
             misfit, residual = 0, residual - sum_of_events(slope * centred, at.event_ndim)
         return jnp.mean(residual**2 + misfit)
-
-
-def _mean(dist):
-    """μ, and its pull-back v ↦ ∇_η(vᵀμ), in the type to compute in."""
-    parameters = jax.tree.map(lambda p: p.astype(compute_dtype(p)), dist.parameters)
-    return jax.vjp(lambda p: dist.with_parameters(p).mean, parameters)

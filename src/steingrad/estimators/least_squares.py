@@ -3,19 +3,18 @@
 import functools
 import math
 import operator
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float
 
-from ..arrays import expand, sum_of_events, sum_of_samples
+from ..arrays import expand
 from ..distributions.base import Distribution
-from ..operators.base import Row
-from .base import adam
+from ..distributions.neighbours import Neighbours
+from ..fast import sum_of_events, sum_of_samples
+from .optimizers import average_step
 
 DECAY = 0.99
 RIDGE = 1e-4
@@ -56,24 +55,25 @@ class Terms(NamedTuple):
 
     def combine(self, coefficients: Float[Array, " terms"]) -> Any:
         r"""$G_0 + \sum_m c_m G_m$ for each element of the batch."""
-        coefficients = coefficients.astype(self.weights.dtype)
         weights = self.weights[0] + jnp.tensordot(coefficients, self.weights[1:], axes=1)
         weigh = lambda b: sum_of_samples(expand(weights, b.ndim) * b)
         return jax.tree.map(weigh, self.basis)
 
     def combine_and_products(self, coefficients: Float[Array, " terms"]) -> tuple[Any, Array]:
-        """Both."""
+        """Returns `combine(coefficients)` and `products()`."""
         return self.combine(coefficients), self.products()
 
 
 class Change(NamedTuple):
     r"""$\frac1K \sum_k \sum_n c_{kn} (s(y_{kn}) - s(x_k))$, not carried out yet."""
 
-    row: Row
+    neighbours: Neighbours
     coefficients: Float[Array, "samples ... c n"]
 
-    def vector(self, x: Array, factor: Any = 1.0) -> Any:
-        return self.row.weighted_score_change(self.coefficients * (factor / len(x)), x)
+    def vector(self, factor: Any = 1.0) -> Any:
+        """The sum, times a factor."""
+        factor = factor / len(self.coefficients)
+        return self.neighbours.weighted_score_change(self.coefficients * factor)
 
 
 class LargeTerms(NamedTuple):
@@ -82,7 +82,7 @@ class LargeTerms(NamedTuple):
 
     weights: Float[Array, "terms samples ..."]
     changes: dict[int, Change]
-    """What some of the terms add."""
+    """The vectors that some of the terms add, by the number of the term."""
     dist: Distribution
     x: Float[Array, "samples ..."]
 
@@ -91,7 +91,7 @@ class LargeTerms(NamedTuple):
         weights = jnp.tensordot(factors, self.weights, axes=1)
         total = self.dist.weighted_score(weights / len(self.x), self.x)
         for m, change in self.changes.items():
-            total = jax.tree.map(jnp.add, total, change.vector(self.x, factors[m]))
+            total = jax.tree.map(jnp.add, total, change.vector(factors[m]))
         return total
 
     def combine_and_products(self, coefficients: Float[Array, " terms"]) -> tuple[Any, Array]:
@@ -99,17 +99,16 @@ class LargeTerms(NamedTuple):
         vectors = jax.vmap(score)(self.weights)
         for m, change in self.changes.items():
             add = lambda v, c, m=m: v.at[m].add(c)
-            vectors = jax.tree.map(add, vectors, change.vector(self.x))
+            vectors = jax.tree.map(add, vectors, change.vector())
         factors = self._factors(coefficients)
-        total = jax.tree.map(lambda v: jnp.tensordot(factors.astype(v.dtype), v, axes=1), vectors)
+        total = jax.tree.map(lambda v: jnp.tensordot(factors, v, axes=1), vectors)
         flat = [v.reshape(len(v), -1) for v in jax.tree.leaves(jax.lax.stop_gradient(vectors))]
         products = [jnp.matmul(v, v.T, precision="highest") for v in flat]
         size = 1 if self.dist.shares_parameters else math.prod(self.dist.batch_shape)
         return total, functools.reduce(operator.add, products) / size
 
     def _factors(self, coefficients):
-        dtype = self.weights.dtype
-        return jnp.concatenate([jnp.ones(1, dtype), coefficients.astype(dtype)])
+        return jnp.concatenate([jnp.ones(1, coefficients.dtype), coefficients])
 
 
 def make_terms(
@@ -136,7 +135,7 @@ class Products(eqx.Module):
         return cls(jnp.zeros((1 + num_terms, 1 + num_terms)), jnp.zeros(()))
 
     def step(self, products: Float[Array, "terms terms"], decay: float = DECAY) -> "Products":
-        return average_step(self, Products(products, jnp.ones(())), decay)
+        return average_step(self, Products(products, jnp.ones_like(self.weight)), decay)
 
     def coefficients(self, decay: float = DECAY, ridge: float = RIDGE) -> Float[Array, " terms"]:
         r"""The $c$ with which $G_0 + \sum_m c_m G_m$ has the smallest mean square; 0 at first.
@@ -151,17 +150,3 @@ class Products(eqx.Module):
         gram = scale[:, None] * gram * scale + ridge * jnp.eye(len(gram), dtype=gram.dtype)
         c = -scale * jnp.linalg.solve(gram, scale * target)
         return jnp.where(self.weight > 1 - decay ** (WARM_UP - 0.5), c, 0)
-
-
-def average_step(old: Any, new: Any, decay: float) -> Any:
-    """Moving averages minus what they are to become, for plain gradient descent to subtract."""
-    return jax.tree.map(lambda o, n: (1 - decay) * (o - n.astype(o.dtype)), old, new)
-
-
-def average_or_adam(learning_rate: Any, averages: Callable) -> optax.GradientTransformation:
-    """Plain gradient descent for the `averages` among control variates, Adam for the others."""
-
-    def labels(cv):
-        return eqx.tree_at(averages, jax.tree.map(lambda _: "learned", cv), "average")
-
-    return optax.partition({"average": optax.sgd(1.0), "learned": adam(learning_rate)}, labels)

@@ -6,10 +6,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..arrays import as_index
-from ..distributions import Bernoulli, Categorical, Ordinal
-from ..operators import Gibbs
-from .base import Estimator, check_num_samples
+from ..arrays import as_index, mean_of_samples
+from .base import Estimator
+from .checks import check_num_samples
 
 
 class LocalExpectation(Estimator):
@@ -34,15 +33,12 @@ class LocalExpectation(Estimator):
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
     """The number of samples, K."""
-    distributions: ClassVar = (Bernoulli, Categorical, Ordinal)
+    needs: ClassVar = "is_product"
 
     def __check_init__(self):
         check_num_samples(
             "LocalExpectation", self.num_samples, 1, "the states around which f is evaluated"
         )
-
-    def handles(self, dist):
-        return dist.is_product
 
     def num_evaluations(self, dist):
         return self.num_samples * (1 + dist.num_neighbours)
@@ -53,9 +49,9 @@ class LocalExpectation(Estimator):
                 "LocalExpectation evaluates f at the neighbours of the samples: pass f=... to "
                 "`estimate`, or use `value_and_grad` or `expectation`."
             )
-        # The own-coordinate Gibbs operator A, with h = f − f(x_k): Σ_v q(v) s_i(v) = 0 allows the
-        # constant, after which x_k itself has no weight.
-        row = Gibbs(scan="own").neighbours(dist, at.x)
-        change = row.evaluate(at.f, at.x).astype(at.fx.dtype) - at.fx[..., None, None]
-        grad = row.apply_to_score(change, jnp.zeros_like(at.fx), dist.score(at.x), at.x)
-        return jax.tree.map(lambda g: jnp.mean(g, axis=0), grad)
+        # Of the constant f(x_k) nothing is left, because Σ_v q(v) s_i(v) = 0.
+        neighbours = dist.neighbours(at.x)
+        conditional, there = neighbours.conditional(), neighbours.evaluate(at.f)
+        # Where q is 0, f may be infinite, as log q is.
+        change = jnp.where(conditional == 0, 0, there - at.fx[..., None, None])
+        return jax.tree.map(mean_of_samples, neighbours.local_expectation(change, conditional))

@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import as_index, mean_of_others, mean_of_samples, others, sum_of_events
-from ..distributions import Bernoulli, Categorical
+from ..arrays import as_index, mean_of_others, mean_of_samples, others
+from ..fast import sum_of_events
 from ..surrogates import MLPSurrogate
-from .base import Estimator, check_num_samples
-from .rebar import initial_log_temperature, relaxed, relaxed_estimate, slow_adam
+from .base import Estimator
+from .checks import check_num_samples
+from .optimizers import slow_adam
+from .relaxations import initial_log_temperature, relaxed_estimate
 
 
 class ModifiedRelax(Estimator):
@@ -20,8 +22,8 @@ class ModifiedRelax(Estimator):
     H(f_j, \nabla f_j^\top (y - x_j))$ is RODEO's surrogate.
 
     No other network, and $f$ is evaluated at the samples only, with its gradient. The scale starts
-    at 0, so that it starts as plain RLOO, like RODEO itself. For `Bernoulli` and `Categorical`.
-    `num_samples` is $K$.
+    at 0, so that it starts as plain RLOO, like RODEO itself. For bits and one-hot
+    categories. `num_samples` is $K$.
 
     Reference: Shi et al. 2022, section 6; Grathwohl et al. 2018.
 
@@ -41,11 +43,10 @@ class ModifiedRelax(Estimator):
     """The number of samples, K."""
     surrogate: MLPSurrogate = MLPSurrogate()
     """The network H that the control variate is made of."""
-    distributions: ClassVar = (Bernoulli, Categorical)
-    by_parts: ClassVar = True
+    needs: ClassVar = "relaxable"
 
     def __check_init__(self):
-        why = "h_k being made of the other samples"
+        why = "because h_k is made of the other samples"
         check_num_samples("ModifiedRelax", self.num_samples, 2, why)
         if not isinstance(self.surrogate, MLPSurrogate):
             raise ValueError(
@@ -69,10 +70,10 @@ class ModifiedRelax(Estimator):
 
         @jax.vmap
         def control(z):
-            y = relaxed(cv.log_temperature, dist, z).astype(df_j.dtype)
+            y = dist.relax(z, jnp.exp(cv.log_temperature))
             # H(f_j, t_j(y_k)) for each pair of samples, as in MLPSurrogate.
-            t = sum_of_events(df_j * (y - x_j.astype(df_j.dtype)), at.event_ndim)
+            t = sum_of_events(df_j * (y - x_j), at.event_ndim)
             h, _ = self.surrogate.network(cv.surrogate, f_j, t)
-            return cv.scale.astype(at.fx.dtype) * mean_of_samples(h)
+            return cv.scale * mean_of_samples(h)
 
         return relaxed_estimate(control, dist, at, at.fx - mean_of_others(at.fx))

@@ -8,7 +8,8 @@ import optax
 from jaxtyping import Array, Float
 
 from ..arrays import as_index
-from .base import Estimator, check_num_samples, mean_of_scores
+from .base import Estimator, mean_of_scores
+from .checks import check_num_samples
 
 DECAY = 0.99
 
@@ -68,7 +69,7 @@ class Reinforce(Estimator):
 
     def gradient(self, cv, dist, at):
         if isinstance(self.baseline, str):
-            baseline = cv.baseline.astype(at.fx.dtype)
+            baseline = cv.baseline
         else:
             baseline = 0.0 if self.baseline is None else self.baseline
         return mean_of_scores(dist, at.fx - baseline, at.x)
@@ -76,5 +77,4 @@ class Reinforce(Estimator):
     def adapt(self, cv, dist, at):
         if self.baseline != "moving_average":
             return super().adapt(cv, dist, at)
-        toward = self.CV(cv.baseline - jnp.mean(at.fx).astype(cv.baseline.dtype))
-        return self.gradient(cv, dist, at), toward
+        return self.gradient(cv, dist, at), self.CV(cv.baseline - jnp.mean(at.fx))

@@ -6,10 +6,8 @@ import equinox as eqx
 import jax
 
 from ..arrays import as_index, mean_of_samples
-from ..distributions import Bernoulli, Categorical, Ordinal
-from .base import Estimator, check_num_samples
-from .parts import differentiates_parts
-from .straight_through import by_value, probabilities, through
+from .base import Estimator
+from .checks import check_num_samples, check_temperature
 
 
 class ReinMax(Estimator):
@@ -21,8 +19,8 @@ class ReinMax(Estimator):
     (y - x)$, Heun's second-order rule, where the exact gradient has $f(y) - f(x)$, $x$ and $y$
     differing in one coordinate. So it is exact in expectation where $f$ is quadratic in each
     coordinate, given the others; whether these are bits, categories or real values makes no
-    difference, nor how many categories there are. A bit is two categories. For `Bernoulli`,
-    `Categorical` and `Ordinal`. `num_samples` is $K$.
+    difference, nor how many categories there are. A bit is two categories. For independent
+    coordinates. `num_samples` is $K$.
 
     Reference: Liu, Dong, Liu, Yu, Gao, "Bridging Discrete and Backpropagation: Straight-Through
     and Beyond", NeurIPS 2023, algorithm 2.
@@ -39,8 +37,7 @@ class ReinMax(Estimator):
     temperature: int | float = eqx.field(static=True, default=1.0)
     """The temperature τ of the softmax that is averaged with each sample."""
     biased: ClassVar[bool] = True
-    distributions: ClassVar = (Bernoulli, Categorical, Ordinal)
-    by_parts: ClassVar = True
+    needs: ClassVar = "is_product"
 
     def __check_init__(self):
         check_num_samples("ReinMax", self.num_samples, 1, "the points at which f is known")
@@ -50,17 +47,11 @@ class ReinMax(Estimator):
     def needs_gradient(self):
         return True
 
-    @differentiates_parts
     def gradient(self, cv, dist, at):
-        dfx, p = by_value(dist, at.dfx), probabilities(dist)
-        x = at.x.astype(p.dtype)
-        if isinstance(dist, Ordinal):
-            x = jax.nn.one_hot(dist.index(at.x), dist.num_values, dtype=p.dtype)
-        halfway = (probabilities(dist, self.temperature) + x) / 2
-        second = 2 * mean_of_samples(through(dist, halfway, dfx))
-        return second - through(dist, p, mean_of_samples(dfx)) / 2
+        def one(part, x, dfx, _):
+            halfway = (part.soften(self.temperature) + part.corner(x)) / 2
+            second = jax.tree.map(mean_of_samples, part.through(halfway, dfx))
+            first = part.pull_mean(mean_of_samples(dfx))
+            return jax.tree.map(lambda s, f: 2 * s - f / 2, second, first)
 
-
-def check_temperature(name: str, temperature: int | float) -> None:
-    if not temperature > 0:
-        raise ValueError(f"{name} needs a temperature above 0, but was given {temperature}.")
+        return dist.by_part(one, at.x, at.dfx)

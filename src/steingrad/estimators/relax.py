@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..arrays import as_index, check_whole
-from ..distributions import Bernoulli, Categorical
-from .base import Estimator, check_num_samples
-from .rebar import at_relaxed_points, initial_log_temperature, relaxed_estimate, slow_adam
+from .base import Estimator
+from .checks import check_num_samples
+from .optimizers import slow_adam
+from .relaxations import at_relaxed_points, initial_log_temperature, relaxed_estimate
 
 
 class Relax(Estimator):
@@ -20,7 +21,8 @@ class Relax(Estimator):
 
     The network sees $z$ and, if you pass one, a `context` $y$ such as the data point. It must know
     their sizes: `init` takes that of $z$ from the distribution, and `context_size` is the length of
-    the context's last axis. For `Bernoulli` and `Categorical`. `num_samples` is $K$.
+    the context's last axis. For bits and one-hot categories. `num_samples` is
+    $K$.
 
     Reference: Grathwohl, Choi, Wu, Roeder, Duvenaud, "Backpropagation through the Void: Optimizing
     control variates for black-box gradient estimation", ICLR 2018.
@@ -48,8 +50,7 @@ class Relax(Estimator):
     """The length of the context's last axis (0: no context)."""
     hidden: int = eqx.field(static=True, converter=as_index, default=137)
     """The number of hidden units of the network r."""
-    distributions: ClassVar = (Bernoulli, Categorical)
-    by_parts: ClassVar = True
+    needs: ClassVar = "relaxable"
 
     def __check_init__(self):
         check_num_samples("Relax", self.num_samples, 1, "the points at which f is evaluated")
@@ -89,7 +90,7 @@ class Relax(Estimator):
         return slow_adam(learning_rate)
 
     def gradient(self, cv, dist, at):
-        rebar = at_relaxed_points(self, cv, dist, at)
+        rebar = at_relaxed_points("Relax", cv, dist, at)
         check_context(self, dist, at.context)
 
         def control(z):
@@ -105,12 +106,11 @@ def network(
     z: Float[Array, "... n"],
 ) -> Float[Array, "..."]:
     """r(context, z), of shape `[...]`."""
-    weights = jax.tree.map(lambda w: w.astype(z.dtype), weights)
     w_context, w_z = jnp.split(weights["w_in"], [len(weights["w_in"]) - z.shape[-1]])
     hidden = z @ w_z + weights["b_in"]
     if context is not None:
         # The same for every sample, for z and for z̃: one product serves them all.
-        hidden = hidden + context.astype(z.dtype) @ w_context
+        hidden = hidden + context @ w_context
     return jax.nn.leaky_relu(hidden, 0.3) @ weights["w_out"] + weights["b_out"]
 
 

@@ -3,7 +3,8 @@
 import equinox as eqx
 
 from ..arrays import as_index, mean_of_others
-from .base import Estimator, check_num_samples, mean_of_scores
+from .base import Estimator, mean_of_scores
+from .checks import check_num_samples
 
 
 class RLOO(Estimator):
@@ -24,7 +25,9 @@ class RLOO(Estimator):
     """The number of samples, K."""
 
     def __check_init__(self):
-        check_num_samples("RLOO", self.num_samples, 2, "each sample's baseline being the others")
+        check_num_samples(
+            "RLOO", self.num_samples, 2, "because the other samples are each sample's baseline"
+        )
 
     @property
     def cancels_constant(self):

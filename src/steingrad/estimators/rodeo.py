@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import as_index, mean_of_others, mean_of_samples, mean_of_squares
-from ..distributions.base import Distribution
-from ..objective import Evaluated
+from ..arrays import as_index, mean_of_others, mean_of_squares
 from ..operators import Gibbs, Operator
 from ..surrogates import MLPSurrogate, Surrogate
-from .base import Estimator, check_num_samples
-from .least_squares import DECAY, Change, Products, average_or_adam, make_terms
+from .base import Estimator
+from .checks import check_num_samples
+from .least_squares import DECAY, Products, make_terms
+from .optimizers import average_or_adam
+from .stein import stein_terms
 
 
 class Rodeo(Estimator):
@@ -71,7 +72,10 @@ class Rodeo(Estimator):
 
     def __check_init__(self):
         check_num_samples(
-            "Rodeo", self.num_samples, 2, "each sample's control variates being made of the others"
+            "Rodeo",
+            self.num_samples,
+            2,
+            "because its control variates are made of the other samples",
         )
         if self.coefficients not in ("learned", "least_squares"):
             raise ValueError(
@@ -96,11 +100,11 @@ class Rodeo(Estimator):
         if not self.surrogate.needs_objective:
             return self.num_samples
         index = jnp.zeros((*dist.batch_shape, dist.num_coordinates), jnp.int32)
-        row = jax.eval_shape(
-            lambda key: self.operator.neighbours(dist, dist.state(index), key=key),
+        weights = jax.eval_shape(
+            lambda key: self.operator.neighbours(dist, dist.state(index), key=key).weights,
             jax.random.key(0),
         )
-        return self.num_samples * (1 + math.prod(row.values.shape[-2:]))
+        return self.num_samples * (1 + math.prod(weights.shape[-2:]))
 
     def init(self, key, dist=None):
         surrogate = self.surrogate.init(key)
@@ -145,18 +149,3 @@ class Rodeo(Estimator):
             )
             terms += [local] * self.local + [global_] * self.global_
         return make_terms(terms, dist, at.x, score)
-
-
-def stein_terms(
-    operator: Operator, surrogate: Surrogate, cv: Any, dist: Distribution, at: Evaluated, score: Any
-) -> tuple:
-    r"""$-\frac1{K-1} \sum_{j \ne k} (A h_j)(x_j) \, s(x_k)$ and $(A (h^*_k s))(x_k)$, as
-    `make_terms` takes them."""
-    row = operator.neighbours(dist, at.x, key=at.key)
-    h, h_star = surrogate.evaluate(cv, row, at)
-    local = -mean_of_others(row.apply(*h)), None
-    if dist.large_scores:
-        change = Change(row, row.weights.astype(at.fx.dtype) * h_star.neighbours)
-        return local, (row.apply(*h_star), change)
-    mean = jax.tree.map(mean_of_samples, row.apply_to_score(*h_star, score, at.x))
-    return local, (jnp.zeros_like(at.fx), mean)

@@ -1,12 +1,12 @@
 """Categories as sequences of bits, so that what couples bits couples categories."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ..arrays import compute_dtype, take
+from ..arrays import take
 from ..distributions.base import Distribution
 
 
@@ -33,8 +33,8 @@ class Sticks(NamedTuple):
         return self.log_probs[..., :-1] - self.log_tail[..., 1:]
 
 
-def break_sticks(dist: Distribution) -> Sticks:
-    logits = dist.parameters.astype(compute_dtype(dist.parameters))
+def break_sticks(dist: Any) -> Sticks:
+    logits = dist.value_logits
     order = jnp.argsort(logits, axis=-1)
     log_probs = take(jax.nn.log_softmax(logits), order)
     log_tail = jax.lax.cumlogsumexp(log_probs, axis=log_probs.ndim - 1, reverse=True)

@@ -8,7 +8,8 @@ from jaxtyping import Array, Float
 
 from ..arrays import as_index, compute_dtype
 from ..distributions.base import Distribution
-from .base import Estimator, check_distribution, check_num_samples
+from .base import Estimator
+from .checks import check_num_samples
 
 MOST = 12  # samples: all their subsets are summed over
 
@@ -45,7 +46,10 @@ class UnorderedSet(Estimator):
 
     def __check_init__(self):
         check_num_samples(
-            "UnorderedSet", self.num_samples, 2, "each sample's baseline being the others"
+            "UnorderedSet",
+            self.num_samples,
+            2,
+            "because the other samples are each sample's baseline",
         )
         if self.num_samples > MOST:
             raise ValueError(
@@ -54,7 +58,6 @@ class UnorderedSet(Estimator):
             )
 
     def sample(self, key, dist):
-        check_distribution(self, dist)
         if dist.num_states < self.num_samples:
             raise ValueError(
                 f"UnorderedSet draws different states, {self.num_samples} of them, but this "
@@ -71,8 +74,8 @@ class UnorderedSet(Estimator):
 
     def gradient(self, cv, dist, at):
         log_weights, log_others = self._ratios(dist, at.x)
-        # What never happens counts nothing, be f infinite there.
-        fx = jnp.where(jnp.exp(log_weights) == 0, 0, at.fx.astype(log_weights.dtype))
+        # States with probability zero contribute nothing, even if f is infinite there.
+        fx = jnp.where(jnp.exp(log_weights) == 0, 0, at.fx)
         baseline = jnp.sum(jnp.exp(log_others) * fx, axis=1)
         return dist.weighted_score(jnp.exp(log_weights) * (fx - baseline), at.x)
 

@@ -1,8 +1,6 @@
 """The sparse row that every operator gives, and how an operator is written."""
 
 import abc
-import functools
-import operator
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -12,62 +10,48 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from ..arrays import check_whole, expand, scatter, split_slots, stack_slots, sum_of_events
-from ..distributions import Distribution, Joint
+from ..arrays import check_whole, expand
+from ..distributions import Distribution
+from ..distributions.neighbours import Neighbours
+from ..fast import sum_of_events
 
 
 class Row(eqx.Module):
     r"""A row of an operator at a state $x$: $(A h)(x) = \sum_n w_n h(y_n) + w_0 h(x)$.
 
-    Neighbour $y_n$ is $x$ with one coordinate changed: `coordinates[..., c]` says which (`None`:
-    all of them, in order) and `values[..., c, n]` gives the index of its new value. `space` knows
-    what these indices mean: the distribution itself, except for `TransitionMatrix`, where the
-    whole state counts as a single coordinate. `weights` are the $w_n$, `self_weight` is $w_0$.
-    `own` marks the own-coordinate scan.
+    `neighbours` has the states $y_n$ in slots `[..., c, n]`: see `Neighbours`, of which `values`
+    and `coordinates` are. `weights` are the $w_n$, `self_weight` is $w_0$. `own` marks the
+    own-coordinate scan.
     """
 
-    values: Int[Array, "... c n"]
+    neighbours: Neighbours
     weights: Float[Array, "... c n"]
     self_weight: Float[Array, "..."]
-    coordinates: Int[Array, "... c"] | None
-    space: Any
     own: bool = eqx.field(static=True, default=False)
 
+    @property
+    def values(self) -> Int[Array, "... c n"]:
+        """The indices of the new values."""
+        return self.neighbours.values
+
+    @property
+    def coordinates(self) -> Int[Array, "... c"] | None:
+        """The coordinates that change; `None` if all of them do, in order."""
+        return self.neighbours.coordinates
+
     def evaluate(
-        self, h: Callable[[Float[Array, "..."]], Float[Array, "..."]], x: Float[Array, "..."]
+        self, h: Callable[[Float[Array, "..."]], Float[Array, "..."]]
     ) -> Float[Array, "... c n"]:
         r"""$h(y_n)$ for any function `h`, called at every neighbour."""
-        h_values = self.space.at_neighbours(h, x, self.values, self.coordinates)
-        # Where q is 0 and hence the weight, h may be infinite: log q is.
-        return jnp.where(self.weights == 0, 0, h_values)
-
-    def linear_change(
-        self, gradient: Float[Array, "..."], x: Float[Array, "..."]
-    ) -> Float[Array, "... c n"]:
-        r"""$\nabla^\top (y_n - x)$."""
-        return self.space.linear_change(gradient, x, self.values, self.coordinates)
-
-    def score_change(self, coefficients: Float[Array, "... c n"], x: Float[Array, "..."]) -> Any:
-        r"""$\sum_n c_n \, (s(y_n) - s(x))$."""
-        return self.space.score_change(coefficients, x, self.values, self.coordinates)
-
-    def weighted_score_change(
-        self, coefficients: Float[Array, "... c n"], x: Float[Array, "..."]
-    ) -> Any:
-        r"""$\sum_k \sum_n c_{kn} \, (s(y_{kn}) - s(x_k))$ over all samples, shaped like the
-        parameters."""
-        return self.space.weighted_score_change(coefficients, x, self.values, self.coordinates)
+        # Where q is 0, and hence the weight, h may be infinite, as log q is.
+        return jnp.where(self.weights == 0, 0, self.neighbours.evaluate(h))
 
     def apply(self, h: Float[Array, "... c n"], h_self: Float[Array, "..."]) -> Float[Array, "..."]:
         r"""$(A h)(x)$ from the values of $h$ at the neighbours and at $x$."""
         return sum_of_events(self.weights * h, axes=2) + self.self_weight * h_self
 
     def apply_to_score(
-        self,
-        h: Float[Array, "... c n"],
-        h_self: Float[Array, "..."],
-        score: Any,
-        x: Float[Array, "..."],
+        self, h: Float[Array, "... c n"], h_self: Float[Array, "..."], score: Any
     ) -> Any:
         r"""$(A (h s))(x) = s(x) \, (A h)(x) + \sum_n w_n h(y_n) \, (s(y_n) - s(x))$, where
         `score` is $s(x)$.
@@ -75,73 +59,13 @@ class Row(eqx.Module):
         With the own-coordinate scan component $i$ has its own operator, the update of coordinate
         $i$ without the $1/d$, so that $(A h)(x)$ becomes one number for each coordinate.
         """
-        weights = self.weights
         if self.own:
-            weights = weights * self.space.num_coordinates
-            applied = jnp.sum(weights * (h - h_self[..., None, None]), axis=-1)
-            if self.coordinates is not None:
-                applied = scatter(applied, self.coordinates, self.space.num_coordinates)
+            weights = self.weights * self.neighbours.dist.num_coordinates
+            at_x = self.neighbours.times_score(weights * (h - h_self[..., None, None]), score)
         else:
-            applied = self.apply(h, h_self)
-        change = self.score_change(weights * h, x)
-        return jax.tree.map(lambda s, c: expand(applied, s.ndim) * s + c, score, change)
-
-
-class JointRow(Row):
-    """The row of an operator on a `Joint`: the neighbours of each of its parts, one after the other
-    along the axis of coordinates."""
-
-    rows: tuple[Row, ...] = ()
-
-    @classmethod
-    def of(cls, joint: Joint, rows: list[Row], shares: list[float]) -> "JointRow":
-        """The rows of the parts, with a factor for each."""
-        weights = [row.weights * share for row, share in zip(rows, shares, strict=True)]
-        here = [row.self_weight * share for row, share in zip(rows, shares, strict=True)]
-        return cls(
-            values=stack_slots([row.values for row in rows]),
-            weights=stack_slots(weights),
-            self_weight=functools.reduce(operator.add, here),
-            coordinates=None,
-            space=joint,
-            own=rows[0].own,
-            rows=tuple(rows),
-        )
-
-    def evaluate(self, h, x):
-        states = self.space.each(x)
-
-        def with_part(p):
-            return lambda own: h(self.space.join([*states[:p], own, *states[p + 1 :]]))
-
-        return stack_slots(
-            [row.evaluate(with_part(p), states[p]) for p, row in enumerate(self.rows)]
-        )
-
-    def linear_change(self, gradient, x):
-        parts = zip(self.rows, self.space.each(gradient), self.space.each(x), strict=True)
-        return stack_slots([row.linear_change(g, own) for row, g, own in parts])
-
-    def score_change(self, coefficients, x):
-        parts = zip(self.rows, self._each(coefficients), self.space.each(x), strict=True)
-        return self.space.named([row.score_change(c, own) for row, c, own in parts])
-
-    def weighted_score_change(self, coefficients, x):
-        parts = zip(self.rows, self._each(coefficients), self.space.each(x), strict=True)
-        return self.space.named([row.weighted_score_change(c, own) for row, c, own in parts])
-
-    def apply_to_score(self, h, h_self, score, x):
-        if not self.own:
-            return super().apply_to_score(h, h_self, score, x)
-        scores, states = self.space.in_order(score), self.space.each(x)
-        parts = zip(self.rows, self._each(h), scores, states, strict=True)
-        return self.space.named(
-            [row.apply_to_score(own, h_self, s, state) for row, own, s, state in parts]
-        )
-
-    def _each(self, h: Float[Array, "... c 1"]) -> list[Array]:
-        """What belongs to the neighbours of each part."""
-        return split_slots(h, [row.values.shape[-2:] for row in self.rows])
+            weights, applied = self.weights, self.apply(h, h_self)
+            at_x = jax.tree.map(lambda s: expand(applied, s.ndim) * s, score)
+        return jax.tree.map(jnp.add, at_x, self.neighbours.score_change(weights * h))
 
 
 class Operator(eqx.Module):
@@ -163,7 +87,7 @@ class Operator(eqx.Module):
     ) -> Float[Array, "..."]:
         """(A h)(x) for any function `h`: `[..., *event] -> [...]`, called at every neighbour."""
         row = self.neighbours(dist, x, key=key)
-        return row.apply(row.evaluate(h, x), h(x))
+        return row.apply(row.evaluate(h), h(x))
 
 
 class CoordinateOperator(Operator):
@@ -198,40 +122,40 @@ class CoordinateOperator(Operator):
     ) -> Row:
         """The row of the operator at each state in `x`, of shape `[..., *event]`."""
         check_state(dist, x)
-        if isinstance(dist, Joint):
-            return self._of_parts(dist, x)
-        d = dist.num_coordinates
+        row = lambda part, own: self._row(part, own, dist, key)
+        return Row(*dist.rows(row, x, self.averages), self._own)
+
+    def _row(self, part: Distribution, x: Array, dist: Distribution, key: PRNGKeyArray | None):
+        """The neighbours of a part's state, their weights and the weight of the state itself."""
+        d = part.num_coordinates
         m = d if self.num_coordinates is None else self.num_coordinates
+        coordinates = None
+        if self.num_coordinates is not None:
+            self._check_coordinates(part, dist, key)
+        if m < d:
+            lead = x.shape[: x.ndim - part.event_ndim]
+            coordinates = systematic_sample(jax.random.randint(key, lead, 0, d, jnp.int32), m, d)
+        neighbours = part.neighbours(x, self.offsets(part), coordinates)
+        weights, self_weight = self.weights(part, x, neighbours.values, coordinates)
+        return neighbours, weights * (d / m), self_weight * (d / m)
+
+    def _check_coordinates(self, part, dist, key) -> None:
+        """Raise if so many coordinates cannot be drawn."""
+        m, d, name = self.num_coordinates, part.num_coordinates, type(self).__name__
+        if part is not dist:
+            raise ValueError(
+                f"{name}(num_coordinates={m}) draws among the coordinates of one distribution, but "
+                f"was given a {type(dist).__name__} of several. Leave num_coordinates at None: all."
+            )
         if m > d:
             raise ValueError(
-                f"{type(self).__name__}(num_coordinates={m}) asks for more coordinates than the "
-                f"distribution has: at most {d}."
+                f"{name}(num_coordinates={m}) asks for more coordinates than the distribution has: "
+                f"at most {d}."
             )
-        coordinates = None
-        if m < d:
-            if key is None:
-                raise ValueError(
-                    f"{type(self).__name__}(num_coordinates={m}) draws coordinates at random: "
-                    "pass key=..."
-                )
-            lead = x.shape[: x.ndim - dist.event_ndim]
-            coordinates = systematic_sample(jax.random.randint(key, lead, 0, d, jnp.int32), m, d)
-        values = dist.shift(x, self.offsets(dist), coordinates)
-        weights, self_weight = self.weights(dist, x, values, coordinates)
-        return Row(values, weights * (d / m), self_weight * (d / m), coordinates, dist, self._own)
-
-    def _of_parts(self, joint: Joint, x: Float[Array, "..."]) -> JointRow:
-        if self.num_coordinates is not None:
+        if m < d and key is None:
             raise ValueError(
-                f"{type(self).__name__}(num_coordinates={self.num_coordinates}) draws among the "
-                "coordinates of one distribution. On a Joint, leave num_coordinates at None: all."
+                f"{name}(num_coordinates={m}) draws coordinates at random: pass key=..."
             )
-        rows, shares = [], []
-        for part, own in zip(joint.parts, joint.each(x), strict=True):
-            rows.append(self.neighbours(part, own.astype(part.dtype)))
-            share = part.num_coordinates / joint.num_coordinates
-            shares.append(share if self.averages else 1.0)
-        return JointRow.of(joint, rows, shares)
 
     @property
     def _own(self) -> bool:

@@ -5,8 +5,9 @@ from typing import ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from ..arrays import as_index, sum_of_events
+from ..arrays import as_index
 from ..distributions.base import Distribution
+from ..fast import sum_of_events
 from .base import CoordinateOperator, check_damping, check_num_coordinates, damped_log_ratio
 
 

@@ -3,11 +3,11 @@
 from typing import ClassVar, Literal
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
 
-from ..arrays import as_index, sum_of_events
+from ..arrays import as_index
 from ..distributions.base import Distribution
+from ..distributions.neighbours import Neighbours
+from ..fast import sum_of_events
 from .base import CoordinateOperator, check_num_coordinates
 
 
@@ -58,11 +58,5 @@ class Gibbs(CoordinateOperator):
         return tuple(range(1, dist.num_values))
 
     def weights(self, dist, x, values, coordinates):
-        log_ratio = dist.log_ratio(x, values, coordinates)
-        if dist.num_values == 2:
-            conditional = jax.nn.sigmoid(log_ratio)
-        else:
-            total = jax.nn.softplus(jax.nn.logsumexp(log_ratio, axis=-1, keepdims=True))
-            conditional = jnp.exp(log_ratio - total)
-        weights = conditional / dist.num_coordinates
+        weights = Neighbours(dist, x, values, coordinates).conditional() / dist.num_coordinates
         return weights, -sum_of_events(weights, axes=2)

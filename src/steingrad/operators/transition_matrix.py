@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..arrays import compute_dtype, expand, is_concrete, take
 from ..distributions.base import Distribution
+from ..distributions.neighbours import Neighbours
 from .base import Operator, Row, check_state
 
 
@@ -83,46 +83,40 @@ class TransitionMatrix(Operator):
         values = jnp.arange(dist.num_states, dtype=jnp.int32)
         values = jnp.broadcast_to(values, weights.shape)
         self_weight = jnp.full(weights.shape[:-2], -1, weights.dtype)
-        return Row(values, weights, self_weight, None, WholeState(dist))
+        return Row(AllStates(dist, x, values), weights, self_weight)
 
 
-class WholeState(eqx.Module):
-    """A small state space seen as a single coordinate, whose values are the numbered states."""
+class AllStates(Neighbours):
+    """All states of a small space as neighbours of each other. The whole state counts as a single
+    coordinate, whose values are the numbers of the states."""
 
-    dist: Distribution
+    def evaluate(self, h):
+        return jnp.moveaxis(jax.vmap(h)(self._repeated()), 0, -1)[..., None, :]
 
-    def at_neighbours(self, h, x, values, coordinates):
-        states = self._states(x.ndim)
-        h_values = jax.vmap(h)(jnp.broadcast_to(states, (len(states), *x.shape)))
-        return jnp.moveaxis(h_values, 0, -1)[..., None, :]
-
-    def linear_change(self, gradient, x, values, coordinates):
+    def linear_change(self, gradient):
         axes = tuple(range(-self.dist.event_ndim, 0))
-        states = self._states(gradient.ndim).astype(gradient.dtype)
-        change = jnp.sum(gradient * (states - x.astype(gradient.dtype)), axis=axes)
+        step = self._states(gradient.ndim).astype(gradient.dtype) - self.x.astype(gradient.dtype)
+        change = jnp.sum(gradient * step, axis=axes)
         return jnp.moveaxis(change, 0, -1)[..., None, :]
 
-    def score_change(self, coefficients, x, values, coordinates):
-        states = self._states(x.ndim)
-        scores = self.dist.score(jnp.broadcast_to(states, (len(states), *x.shape)))
+    def score_change(self, coefficients):
         coefficients = jnp.moveaxis(coefficients[..., 0, :], -1, 0)
-        return jax.tree.map(
-            lambda s_y, s_x: jnp.sum(expand(coefficients, s_y.ndim) * (s_y - s_x), axis=0),
-            scores,
-            self.dist.score(x),
-        )
+        weigh = lambda s_y, s_x: jnp.sum(expand(coefficients, s_y.ndim) * (s_y - s_x), axis=0)
+        return jax.tree.map(weigh, self.dist.score(self._repeated()), self.dist.score(self.x))
 
-    def weighted_score_change(self, coefficients, x, values, coordinates):
-        states = self._states(x.ndim)
+    def weighted_score_change(self, coefficients):
         coefficients = jnp.moveaxis(coefficients[..., 0, :], -1, 0)
-        there = self.dist.weighted_score(
-            coefficients, jnp.broadcast_to(states, (len(states), *x.shape))
-        )
-        here = self.dist.weighted_score(jnp.sum(coefficients, axis=0), x)
+        there = self.dist.weighted_score(coefficients, self._repeated())
+        here = self.dist.weighted_score(jnp.sum(coefficients, axis=0), self.x)
         return jax.tree.map(jnp.subtract, there, here)
 
+    def _repeated(self) -> Array:
+        """All states, beside each state in x."""
+        states = self._states(self.x.ndim)
+        return jnp.broadcast_to(states, (len(states), *self.x.shape))
+
     def _states(self, ndim: int) -> Array:
-        """All states, with axes of length one before the event's so as to broadcast with x."""
+        """All states, with axes of length one before those of the event, to broadcast with x."""
         states = self.dist.enumerate()
         event = self.dist.event_ndim
         return states.reshape(len(states), *(1,) * (ndim - event), *states.shape[1:])

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..arrays import as_index, sum_of_events
+from ..arrays import as_index
 from ..distributions.base import Distribution
+from ..fast import sum_of_events
 from .base import CoordinateOperator, check_damping, check_num_coordinates, damped_log_ratio
 
 

@@ -28,5 +28,5 @@ class ExactSurrogate(Surrogate):
                 "ExactSurrogate evaluates the objective at the neighbours of the samples: pass "
                 "f=... to `estimate`, or use `value_and_grad` or `expectation`."
             )
-        values = Values(row.evaluate(at.f, at.x).astype(at.fx.dtype), at.fx)
+        values = Values(row.evaluate(at.f), at.fx)
         return values, values

@@ -1,6 +1,7 @@
 """The paper's surrogate: a small network of the other samples' values and gradients."""
 
-from ..arrays import others, sum_of_events
+from ..arrays import others
+from ..fast import sum_of_events
 from .network import NetworkSurrogate
 
 
@@ -26,9 +27,8 @@ class MLPSurrogate(NetworkSurrogate):
 
     def evaluate(self, cv, row, at):
         assert at.dfx is not None
-        x = at.x.astype(at.dfx.dtype)
-        x_j, f_j, df_j = others(x), others(at.fx), others(at.dfx)
+        x_j, f_j, df_j = others(at.x), others(at.fx), others(at.dfx)
         # t_j(x_k), then t_j at the neighbours of x_k.
-        t_self = sum_of_events(df_j * (x - x_j), at.event_ndim)
-        t = t_self[..., None, None] + row.linear_change(df_j, at.x)
+        t_self = sum_of_events(df_j * (at.x - x_j), at.event_ndim)
+        t = t_self[..., None, None] + row.neighbours.linear_change(df_j)
         return self.values(cv, f_j, t_self, t)

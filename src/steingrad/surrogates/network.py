@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..arrays import as_index, check_whole, compute_dtype, mean_of_samples
+from ..arrays import as_index, check_whole, mean_of_samples
 from .base import Surrogate, Values
 from .piecewise import PRECISION, piecewise_linear
 
@@ -54,7 +54,6 @@ class NetworkSurrogate(Surrogate):
         """H and H* at (f_j, t_j), elementwise over arrays that broadcast together."""
         # As precise as at the neighbours: E[A h] = 0 asks for the same h at both.
         matmul = partial(jnp.matmul, precision=PRECISION)
-        cv = jax.tree.map(lambda p: p.astype(linear.dtype), cv)
         w_value, w_linear = cv["w_in"]
         hidden = jax.nn.leaky_relu(
             value[..., None] * w_value + linear[..., None] * w_linear + cv["b_in"], self.slope
@@ -72,13 +71,10 @@ class NetworkSurrogate(Surrogate):
         t: Float[Array, "others samples ... c n"],
     ) -> tuple[Values, Values]:
         """H and H* at the neighbours and at the samples, averaged over the first axis."""
-        dtype = compute_dtype(value, t)
-        value, t_self, t = (array.astype(dtype) for array in (value, t_self, t))
         # One row of points for each value: the sample itself, then its neighbours.
         points = jnp.concatenate([t_self[..., None], t.reshape(*value.shape, -1)], axis=-1)
         if self.layers == 1:
-            cast = jax.tree.map(lambda p: p.astype(dtype), cv)
-            outputs: Any = piecewise_linear(cast, value, points, self.slope)
+            outputs: Any = piecewise_linear(cv, value, points, self.slope)
         else:
             outputs = map(mean_of_samples, self.network(cv, value[..., None], points))
         local, global_ = (Values(h[..., 1:].reshape(t.shape[1:]), h[..., 0]) for h in outputs)

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import sum_of_events
 from ..derivatives import on_each_device
+from ..fast import sum_of_events
 
 PRECISION = jax.lax.Precision.HIGHEST
 # Units that one pass over the points adds: enough to hide reading and writing the outputs.

@@ -2,7 +2,8 @@
 
 from jaxtyping import Array, Float
 
-from ..arrays import mean_of_others, sum_of_events
+from ..arrays import mean_of_others
+from ..fast import sum_of_events
 from ..objective import Evaluated
 from ..operators import Row
 from .network import NetworkSurrogate
@@ -32,6 +33,7 @@ def pool(
     """The means over j ≠ k of f_j, of t_j(x_k) and of t_j at the neighbours of x_k."""
     assert at.dfx is not None
     mean_df = mean_of_others(at.dfx)
-    inner = lambda a, b: sum_of_events(a * b.astype(a.dtype), at.event_ndim)
+    inner = lambda a, b: sum_of_events(a * b, at.event_ndim)
     t_self = inner(mean_df, at.x) - mean_of_others(inner(at.dfx, at.x))
-    return mean_of_others(at.fx), t_self, t_self[..., None, None] + row.linear_change(mean_df, at.x)
+    t = t_self[..., None, None] + row.neighbours.linear_change(mean_df)
+    return mean_of_others(at.fx), t_self, t

@@ -248,9 +248,10 @@ class Draw:
             state, current = self.state.map(to_jax), module._state.map(to_jax)
         with programs.evaluating(self._callback):
             if programs.estimator.looks_further:
-                y, choice = programs.further_points(*given, seen, state)
-                fy = torch.stack([self._again(points) for points in to_torch(y, self.device)])
-                seen = seen._replace(fy=to_jax(fy.to(self.dtype)), choice=choice)
+                y, memo = programs.propose(*given, seen, state)
+                y = to_torch(y, self.device).to(self.x.dtype)
+                fy = torch.stack([self._again(points) for points in y])
+                seen = seen._replace(fy=to_jax(fy.to(self.dtype)), memo=memo)
             adapting = module.training and state is not None
             kind, seeds, logits_ = given
             estimate, grad, following = programs.gradient(

@@ -1,7 +1,6 @@
 """What runs in JAX: compiled once for each shape."""
 
 import contextlib
-import dataclasses
 import functools
 import threading
 from collections.abc import Callable
@@ -13,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ..arrays import compute_dtype
+from ..arrays import cast, compute_dtype
 from ..cv_optimizer import cv_optimizer
 from ..estimators import Estimator
-from ..estimators.base import check_distribution
+from ..estimators.base import of_one_type
+from ..estimators.checks import check_distribution
 from ..objective import Evaluated
 from .distributions import Law
 
@@ -44,9 +44,9 @@ class Seen(NamedTuple):
     """What f has in the loss, the same for all samples and elements of the batch."""
     context: Any
     fy: Any = None
-    """f at the further points, if there are any,"""
-    choice: Any = None
-    """and what the estimator chose them with."""
+    """f at the further points that the estimator proposed; `None` if there are none."""
+    memo: Any = None
+    """What the estimator returned beside the further points."""
 
 
 class Programs:
@@ -69,7 +69,7 @@ class Programs:
         self._checked: set[Any] = set()
         self.init = jax.jit(self._init, static_argnums=(0, 1))
         self.sample = jax.jit(self._sample, static_argnums=0)
-        self.further_points = jax.jit(self._further_points, static_argnums=0)
+        self.propose = jax.jit(self._propose, static_argnums=0)
         self.gradient = jax.jit(self._gradient, static_argnums=(0, 1))
 
     def __deepcopy__(self, memo):
@@ -126,24 +126,22 @@ class Programs:
         sample_key, _, _ = jax.random.split(key_of(seeds), 3)
         return self.estimator.sample(sample_key, kind(logits))
 
-    def _further_points(self, kind, seeds, logits, seen, state):
-        """The points, and the choice that led to them."""
-        dist, at, (cv, _) = self._situation(kind, seeds, logits, seen, state)
-        at = dataclasses.replace(at, choice=self.estimator.choose(cv, dist, at))
-        return self.estimator.further_points(cv, dist, at), at.choice
+    def _propose(self, kind, seeds, logits, seen, state):
+        """Further points, and the memo that goes with them."""
+        return self.estimator.propose(*self._situation(kind, seeds, logits, seen, state))
 
     def _gradient(self, kind, adapting, seeds, logits, seen, state, current):
         """The estimate for each element of the batch; the same for the logits, with the factor
         that the mean of f has in the loss; and, if adapting, the state that follows `current`,
         which may have moved on since the samples were drawn with `state`."""
-        dist, at, (cv, _) = self._situation(kind, seeds, logits, seen, state)
+        cv, dist, at = self._situation(kind, seeds, logits, seen, state)
         with_factor = lambda grad: (grad * (seen.factor * len(seen.x))).astype(logits.dtype)
         if not adapting:
             grad = self.estimator.gradient(cv, dist, at)
             return grad, with_factor(grad), None
         grad, cv_grad = self.estimator.adapt(cv, dist, at)
         cv, optimizer = self._unpack(dist, current)
-        updates, optimizer = self.optimizer.update(cv_grad, optimizer, cv)
+        updates, optimizer = self.optimizer.update(cast(cv_grad, cv), optimizer, cv)
         following = pack((optax.apply_updates(cv, updates), optimizer))
         # A step whose gradient overflowed, as under a GradScaler, leaves no trace.
         finite = jnp.all(jnp.isfinite(following.numbers))
@@ -156,8 +154,8 @@ class Programs:
             dfx = seen.scaled_dfx.astype(compute_dtype(seen.scaled_dfx)) / seen.factor
         _, _, own_key = jax.random.split(key_of(seeds), 3)
         f = partial(self._call_objective, seen.fx.dtype, dist.event_ndim)
-        at = Evaluated(seen.x, seen.fx, dfx, seen.fy, f, own_key, seen.context, seen.choice)
-        return dist, at, self._unpack(dist, state)
+        at = Evaluated(seen.x, seen.fx, dfx, seen.fy, f, own_key, seen.context, seen.memo)
+        return of_one_type(self._unpack(dist, state)[0], dist, at)
 
     def _unpack(self, dist, state) -> Any:
         if state is None:

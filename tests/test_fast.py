@@ -1,11 +1,15 @@
-"""Sums, which on a CPU are products."""
+"""Fast forms of sums and solves give what their plain definitions give."""
+
+import inspect
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from steingrad.arrays import mean, running_sum, sum_of_events, total
+from steingrad import fast
+from steingrad.arrays import mean
+from steingrad.fast import running_sum, sum_of_events, total
 
 
 @pytest.mark.parametrize("axes", [0, 1, 2])
@@ -54,3 +58,29 @@ def test_mean_of_numbers_whose_sum_is_too_large():
 def test_running_sum(shape):
     values = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
     np.testing.assert_allclose(running_sum(values), np.cumsum(values, -1), rtol=1e-5, atol=1e-6)
+
+
+def systems(seed: int) -> tuple[jax.Array, jax.Array]:
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(6, 10, 3))
+    return jnp.asarray(features.swapaxes(-1, -2) @ features), jnp.asarray(rng.normal(size=(6, 3)))
+
+
+PAIRS = sorted(name.removeprefix("plain_") for name in vars(fast) if name.startswith("plain_"))
+INPUTS = {"solve": systems(0)}
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", PAIRS)
+def test_agrees_with_its_plain_definition(name):
+    rng = np.random.default_rng(1)
+    given = INPUTS.get(name, (jnp.asarray(rng.normal(size=(5, 40, 7))),))
+    given = jax.tree.map(lambda array: array.astype(float), given)
+    quick, plain = (getattr(fast, prefix + name)(*given) for prefix in ("", "plain_"))
+    np.testing.assert_allclose(quick, plain, rtol=1e-10, atol=1e-12)
+
+
+def test_every_fast_form_has_a_plain_one():
+    functions = {name for name, member in vars(fast).items() if inspect.isfunction(member)}
+    own = {name for name in functions if getattr(fast, name).__module__ == fast.__name__}
+    assert {name for name in own if not name.startswith("plain_")} == set(PAIRS)

@@ -1,0 +1,117 @@
+"""What can change in a subset of fixed size: one bit, together with a random partner."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from ..arrays import take
+from .neighbours import Neighbours, Slope
+
+
+class Swaps(Neighbours):
+    r"""A bit of a `Subset` and a random partner, so that there still are $k$ ones.
+
+    $\partial_i E[f] = \mu_i (1 - \mu_i) (E[f \mid x_i = 1] - E[f \mid x_i = 0])$. If $x_i = 1$, the
+    state with $i$ out and a partner $j$ in, drawn with `chances`, has the distribution of $x$
+    given $x_i = 0$, and the other way round. So $\mu_i (1 - \mu_i)$ times the change of $f$, or its
+    negative if $x_i = 1$, has the mean $\partial_i E[f]$.
+    """
+
+    mean: Any
+
+    def __init__(self, dist: Any, x: Float[Array, "... d"], mean: Float[Array, "*batch d"]):
+        self.dist, self.x, self.mean, self.coordinates = dist, x, mean, None
+        self.values = (x < 0.5).astype(jnp.int32)[..., None]
+
+    def conditional(self):
+        return jnp.where(self.x > 0.5, 1 - self.mean, self.mean)[..., None]
+
+    @property
+    def here(self):
+        return 1 - self.values
+
+    def squared_step(self):
+        return jnp.ones(self.values.shape, self.x.dtype)
+
+    def first_order(self, slope):
+        # With the partner's mean, as if the partner did not depend on the bit.
+        gradient, member = self._gradient(slope), self.x > 0.5
+        entering, leaving = jnp.where(member, 0, self.mean), jnp.where(member, 1 - self.mean, 0)
+        mean_of = lambda w: jnp.sum(w * gradient, -1) / (jnp.sum(w, -1) + 1e-30)
+        enters, leaves = (mean_of(w)[..., None] for w in (entering, leaving))
+        return jnp.where(member, enters - gradient, gradient - leaves)[..., None]
+
+    def local_gradient(self, change, conditional):
+        sign = jnp.where(self.x > 0.5, -1, 1).astype(change.dtype)
+        return (self.mean * (1 - self.mean)).astype(change.dtype) * sign * change[..., 0]
+
+    def moved(self, slots, partners):
+        elements = jnp.arange(self.mean.shape[-1], dtype=jnp.int32)
+        assert partners is not None
+        moved = (elements == slots[..., None]) ^ (elements == partners[..., None])
+        return jnp.where(moved, 1 - self.x, self.x)
+
+    @property
+    def has_partners(self):
+        return True
+
+    def draw_partners(self, slots, key):
+        probability = self.chances(slots)
+        below = jnp.cumsum(probability, axis=-1)
+        uniform = jax.random.uniform(key, slots.shape, below.dtype)[..., None]
+        # Rounding must not choose a partner of probability 0.
+        chosen = (below > uniform * below[..., -1:]) & (probability > 0)
+        partner = jnp.argmax(chosen, axis=-1).astype(jnp.int32)
+        # A bit that cannot change has no partner, and stays.
+        return jnp.where(below[..., -1] > 0, partner, slots)
+
+    def by_chance(self, slots, partners, slope):
+        gradient = self._gradient(slope)
+        # Partners that belong to slots of other parts may lie outside, and are not used.
+        partners = jnp.clip(partners, 0, self.mean.shape[-1] - 1)
+        at = lambda array, element: take(array[None], element[..., None])[..., 0]
+        sign = jnp.where(at(self.x, slots) > 0.5, 1, -1).astype(gradient.dtype)
+        partner = at(gradient, partners)
+        change = sign * (partner - at(gradient, slots))
+        expected = jnp.sum(self.chances(slots) * gradient, axis=-1)
+        guessed = at(self.first_order(slope)[..., 0], slots)
+        return change - guessed, sign * (partner - expected)
+
+    def _gradient(self, slope: Slope) -> Float[Array, "... d"]:
+        if slope.effect is not None:
+            difference = slope.effect[:, 1] - slope.effect[:, 0]
+            return jnp.broadcast_to(difference.astype(self.mean.dtype), self.x.shape)
+        # Elements that are never members count 0: there the gradient of an f with log q is
+        # infinite.
+        return jnp.where(self.mean > 0, slope.gradient.astype(self.mean.dtype), 0)
+
+    def chances(self, slots: Int[Array, "flips ..."]) -> Float[Array, "flips ... d"]:
+        r"""The probability of each element to be the partner of bit $i$.
+
+        Without $i$, $A$ of $k - 1$ and $B$ of $k$ elements are drawn element by element, from the
+        last to the first, with the same uniform numbers. An element is more likely to be a member
+        if more members are missing, so $B$ is equal to $A$ until $B$ has one more, the partner, and
+        equal to $A$ again after that. One of the two is known here; the other follows given that.
+        """
+        d = self.mean.shape[-1]
+        elements = jnp.arange(d, dtype=jnp.int32)
+        bit = elements == slots[..., None]
+        others = self.dist.with_parameters(jnp.where(bit, -jnp.inf, self.dist.logits))
+        include = jnp.moveaxis(others.inclusion, 0, -2)  # [..., d, missing]
+        known = (~bit & (self.x > 0.5)).astype(jnp.int32)
+        missing = jnp.cumsum(known, axis=-1)
+        smaller = jnp.sum(jnp.where(bit, self.x, 0), -1, keepdims=True) > 0.5  # A is known
+        of_a = jnp.where(smaller, missing, missing - 1)
+        at = lambda r: take(include, jnp.clip(r, 0, self.dist.k)[..., None])[..., 0]
+        p_a, p_b = at(of_a), at(of_a + 1)
+        joins = (p_b - p_a) / jnp.maximum(1 - p_a, 1e-30)
+        parts = 1 - p_a / jnp.maximum(p_b, 1e-30)
+        hazard = jnp.where(smaller, jnp.where(known > 0, 0, joins), jnp.where(known > 0, parts, 0))
+        hazard = jnp.clip(jnp.where(bit, 0, hazard), 0, 1)
+        after = jnp.cumprod(1 - hazard[..., ::-1], axis=-1)[..., ::-1]
+        survives = jnp.concatenate([after[..., 1:], jnp.ones_like(after[..., :1])], axis=-1)
+        partners = hazard * survives
+        total = jnp.sum(partners, axis=-1, keepdims=True)
+        return partners / jnp.where(total > 0, total, 1)

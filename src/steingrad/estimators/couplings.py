@@ -1,0 +1,48 @@
+"""Coupled samples of bits: each is exact by itself, and they are seldom equal."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from ..arrays import mean_of_others
+
+
+def antithetic_pairs(
+    key: PRNGKeyArray, num_samples: int, probability: Float[Array, "..."]
+) -> Bool[Array, "samples ..."]:
+    r"""$K/2$ pairs of bits with one uniform number for each pair, $b = 1[u > 1 - p]$ and $\tilde b
+    = 1[u < p]$. The first half holds every $b$, the second every $\tilde b$."""
+    u = jax.random.uniform(key, (num_samples // 2, *probability.shape), probability.dtype)
+    # u > 1 − p, written with 1 − u, which is exact where 1 − p is rounded.
+    return jnp.concatenate([1 - u < probability, u < probability])
+
+
+def mutually_antithetic(
+    key: PRNGKeyArray, num_samples: int, probability: Float[Array, "..."]
+) -> Bool[Array, "samples ..."]:
+    r"""$K$ bits of probability $p \le \frac12$ that share a Dirichlet vector $D = e / \sum_k e_k$
+    with exponential $e_k$: $v_k = (1 - D_k)^{K-1}$ is uniform, and $b_k = 1[v_k < p]$."""
+    rest = num_samples - 1
+    e = jax.random.exponential(key, (num_samples, *probability.shape), probability.dtype)
+    # 1 − D as a share of the total, so that it is precise where it is small.
+    v = (rest * mean_of_others(e) / jnp.sum(e, axis=0)) ** rest
+    return v < probability
+
+
+def both_rare(log_odds: Float[Array, "..."], num_samples: int) -> Float[Array, "..."]:
+    r"""$P(b_1 = b_2 = 1) = \max(2 p^{1/(K-1)} - 1, 0)^{K-1}$ of `mutually_antithetic` bits."""
+    root = jnp.exp(jax.nn.log_sigmoid(log_odds) / (num_samples - 1))
+    return jnp.maximum(2 * root - 1, 0) ** (num_samples - 1)
+
+
+def debias(log_odds: Float[Array, "..."], num_samples: int) -> Float[Array, "..."]:
+    r"""$\theta (1 - \theta) / (\theta - P(b_1 = b_2 = 1))$ of `mutually_antithetic` bits.
+
+    Both are symmetric in $\theta$ and $1 - \theta$. With $p$ the smaller of the two, this is
+    $(1 - p) / (1 - r)$ with $r = \max(2 - p^{-1/(K-1)}, 0)^{K-1} < \frac12$: nothing cancels,
+    however small $p$ is.
+    """
+    others = num_samples - 1
+    minus_log_p = jax.nn.softplus(jnp.abs(log_odds))
+    root = jnp.minimum(jnp.expm1(minus_log_p / others), 1)  # p^(−1/(K−1)) − 1, at most 1
+    return jax.nn.sigmoid(jnp.abs(log_odds)) / -jnp.expm1(others * jnp.log1p(-root))

@@ -1,0 +1,56 @@
+"""Control variates at points between the states, as in REBAR and RELAX."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..objective import Evaluated
+from .base import mean_of_scores
+from .checks import check_key
+
+Control = Callable[[Float[Array, "2 samples ..."]], Float[Array, "2 samples ..."]]
+"""The control variate c, from z and z̃ side by side to its two values."""
+
+
+def initial_log_temperature() -> Float[Array, ""]:
+    """The logarithm of 0.1."""
+    # Of a definite type: a weak one would change in the first step of an optimiser.
+    return jnp.full((), math.log(0.1), float)
+
+
+def relaxed_estimate(
+    control: Control, dist: Any, at: Evaluated, signal: Float[Array, "samples ..."]
+) -> Any:
+    r"""$\frac1K \sum_k (r_k - c(\tilde z_k)) \, s(x_k) + \nabla_\eta c(z_k) - \nabla_\eta
+    c(\tilde z_k)$, where $r_k$, the `signal`, is f with or without a baseline."""
+    check_key("REBAR or RELAX", at.key)
+    count = len(at.x)
+    noise, noise_tilde = dist.noise(at.key, (2, count))
+    # Because x is a sample, z given x has the law of z too: draw it so, and keep its noise.
+    noise = jax.lax.stop_gradient(dist.latent_given(at.x, noise) - dist.location())
+
+    def difference(parameters):
+        q = dist.with_parameters(parameters)
+        z, z_tilde = q.location() + noise, q.latent_given(at.x, noise_tilde)
+        c, c_tilde = control(jnp.stack([z, z_tilde]))
+        return jnp.sum(c - c_tilde) / count, c_tilde
+
+    reparameterised, c_tilde = jax.grad(difference, has_aux=True)(dist.parameters)
+    score = mean_of_scores(dist, signal - c_tilde, at.x)
+    return jax.tree.map(jnp.add, score, reparameterised)
+
+
+def at_relaxed_points(name: str, cv: Any, dist: Any, at: Evaluated) -> Control:
+    """scale · f(σ(z / temperature)), at z and z̃ in one call."""
+    f = at.f
+    if f is None:
+        raise ValueError(
+            f"{name} evaluates f at relaxed points, between the states, so that values at the "
+            "samples are not enough: use `value_and_grad` or `expectation`."
+        )
+    temperature = jnp.exp(cv.log_temperature)
+    return lambda z: cv.scale * jax.vmap(f)(dist.relax(z, temperature))

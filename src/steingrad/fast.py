@@ -1,0 +1,94 @@
+"""Fast forms of sums and of small linear systems, each beside its plain definition.
+
+On a CPU, XLA's reductions and its solver are slow for the shapes that occur here.
+`tests/test_fast.py` checks that each function agrees with the `plain_` function of the same name.
+"""
+
+import functools
+import math
+import operator
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+TINY = 1e-30
+"""The least pivot of `solve`: a feature that is always 0 then has the coefficient 0."""
+
+
+def plain_sum_of_samples(values: Float[Array, "samples ..."]) -> Float[Array, "..."]:
+    return jnp.sum(values, axis=0)
+
+
+def sum_of_samples(values: Float[Array, "samples ..."]) -> Float[Array, "..."]:
+    """The sum along the first axis. A short axis is summed term by term, because XLA's reduction
+    along such an axis takes ten times as long on a CPU."""
+    few = len(values) <= 16
+    return functools.reduce(operator.add, values) if few else plain_sum_of_samples(values)
+
+
+def plain_sum_of_events(values: Float[Array, "..."], axes: int = 1) -> Float[Array, "..."]:
+    return jnp.sum(values, axis=tuple(range(-axes, 0)))
+
+
+def sum_of_events(values: Float[Array, "..."], axes: int = 1) -> Float[Array, "..."]:
+    """The sum over the last `axes` axes. On a CPU it is a product with ones, which takes a quarter
+    of the time of a reduction."""
+    if jax.default_backend() != "cpu":
+        return plain_sum_of_events(values, axes)
+    lead, event = values.shape[: values.ndim - axes], values.shape[values.ndim - axes :]
+    ones = jnp.ones(math.prod(event), values.dtype)
+    return jnp.matmul(values.reshape(*lead, len(ones)), ones, precision="highest")
+
+
+def plain_total(values: Float[Array, "..."]) -> Float[Array, ""]:
+    return jnp.sum(values)
+
+
+def total(values: Float[Array, "..."]) -> Float[Array, ""]:
+    """The sum of all numbers. Rows of at least 64 numbers are summed first, which takes at most
+    half of the time of one reduction on a CPU."""
+    axes = 0
+    while axes < values.ndim - 1 and math.prod(values.shape[values.ndim - axes :]) < 64:
+        axes += 1
+    return jnp.sum(sum_of_events(values, axes) if axes else values)
+
+
+def plain_running_sum(values: Float[Array, "... n"]) -> Float[Array, "... n"]:
+    return jnp.cumsum(values, axis=-1)
+
+
+def running_sum(values: Float[Array, "... n"]) -> Float[Array, "... n"]:
+    """The cumulative sums along a short last axis of finite numbers. On a CPU they are a product
+    with a triangle of ones, because XLA computes each cumulative sum by itself there."""
+    if jax.default_backend() != "cpu":
+        return plain_running_sum(values)
+    n = values.shape[-1]
+    return jnp.matmul(values, jnp.triu(jnp.ones((n, n), values.dtype)), precision="highest")
+
+
+def plain_solve(gram: Float[Array, "*d n n"], right: Float[Array, "*d n"]) -> Float[Array, "*d n"]:
+    return jnp.linalg.solve(gram, right[..., None])[..., 0]
+
+
+def solve(gram: Float[Array, "*d n n"], right: Float[Array, "*d n"]) -> Float[Array, "*d n"]:
+    """The solutions of many small positive definite systems. Cholesky's method is written out here,
+    so that each of its few operations works on all systems at once; the library's solver takes the
+    systems one by one."""
+    n = right.shape[-1]
+    factor: dict[tuple[int, int], Array] = {}
+    for j in range(n):
+        left = gram[..., j, j] - sum(factor[j, k] ** 2 for k in range(j))
+        # The bound is what rounding leaves of a feature that depends on the others.
+        factor[j, j] = jnp.sqrt(jnp.maximum(left, 1e-6 * gram[..., j, j] + TINY))
+        for i in range(j + 1, n):
+            left = gram[..., i, j] - sum(factor[i, k] * factor[j, k] for k in range(j))
+            factor[i, j] = left / factor[j, j]
+    y: list[Array] = []
+    for i in range(n):
+        left = right[..., i] - sum(factor[i, k] * y[k] for k in range(i))
+        y.append(left / factor[i, i])
+    for i in reversed(range(n)):
+        left = y[i] - sum(factor[k, i] * y[k] for k in range(i + 1, n))
+        y[i] = left / factor[i, i]
+    return jnp.stack(y, axis=-1)
