@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from steingrad import fast
-from steingrad.arrays import mean
-from steingrad.fast import running_sum, sum_of_events, total
+from steingrad.fast import mean, running_sum, sum_of_events, total
 
 
 @pytest.mark.parametrize("axes", [0, 1, 2])

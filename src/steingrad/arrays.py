@@ -6,9 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Shaped
-
-from .fast import sum_of_samples, total
+from jaxtyping import Array, Int, Shaped
 
 
 def compute_dtype(*arrays: Any) -> Any:
@@ -18,12 +16,12 @@ def compute_dtype(*arrays: Any) -> Any:
 
 
 def cast(tree: Any, like: Any) -> Any:
-    """The same tree with its floating-point arrays in a type, or in the types of the same leaves of
-    another tree."""
-    if isinstance(like, jnp.dtype):
-        to = lambda leaf: leaf.astype(like) if eqx.is_inexact_array(leaf) else leaf
-        return jax.tree.map(to, tree)
-    return jax.tree.map(lambda leaf, old: leaf.astype(old.dtype), tree, like)
+    """The same tree with its real floating-point arrays in a type, or each in the type of the same
+    leaf of another tree."""
+    if not isinstance(like, jnp.dtype):
+        return jax.tree.map(lambda leaf, old: leaf.astype(old.dtype), tree, like)
+    floating = lambda leaf: eqx.is_inexact_array(leaf) and not jnp.iscomplexobj(leaf)
+    return jax.tree.map(lambda leaf: leaf.astype(like) if floating(leaf) else leaf, tree)
 
 
 def as_index(number: Any) -> Any:
@@ -92,29 +90,3 @@ def others(values: Shaped[Array, "samples ..."]) -> Shaped[Array, "others sample
     count = len(values)
     copies = jnp.tile(values, (count, *[1] * (values.ndim - 1)))[1:]
     return copies.reshape(count - 1, count + 1, *values.shape[1:])[:, :count]
-
-
-def mean(values: Float[Array, "..."]) -> Float[Array, ""]:
-    """The mean of all values. Without values it is 0, so that an empty batch adds nothing."""
-    wide = values.astype(compute_dtype(values))
-    return (total(wide) / max(values.size, 1)).astype(values.dtype)
-
-
-def mean_of_others(values: Float[Array, "samples ..."]) -> Float[Array, "samples ..."]:
-    r"""$\frac1{K-1} \sum_{j \ne k} v_j$ for each $k$, at a cost linear in $K$."""
-    if len(values) == 2:
-        return values[::-1]
-    return (sum_of_samples(values) - values) / (len(values) - 1)
-
-
-def mean_of_samples(values: Float[Array, "samples ..."]) -> Float[Array, "..."]:
-    r"""$\frac1K \sum_k v_k$."""
-    return sum_of_samples(values) / len(values)
-
-
-def mean_of_squares(tree: Any) -> Float[Array, ""]:
-    """The mean over all numbers in a pytree of their squares."""
-    leaves = jax.tree.leaves(tree)
-    dtype = compute_dtype(*leaves)
-    squares = jnp.stack([total(leaf.astype(dtype) ** 2) for leaf in leaves])
-    return jnp.sum(squares) / sum(leaf.size for leaf in leaves)

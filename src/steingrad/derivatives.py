@@ -60,10 +60,6 @@ batching.primitive_batchers[_refused_p] = _batch
 mlir.register_lowering(_refused_p, _raise, cacheable=False)
 
 
-def _is_zero(tangent: Any) -> bool:
-    return isinstance(tangent, SymbolicZero)
-
-
 @jax.custom_jvp
 def _reverse_only(leaves):
     return leaves
@@ -72,9 +68,10 @@ def _reverse_only(leaves):
 @partial(_reverse_only.defjvp, symbolic_zeros=True)
 def _reverse_only_jvp(primals, tangents):
     # Symbolic zeros stay what they are, so that JAX still knows which leaves are differentiated.
-    moved = [tangent for tangent in tangents[0] if not _is_zero(tangent)]
+    moved = [t for t in tangents[0] if not isinstance(t, SymbolicZero)]
     moved = iter(_refused_p.bind(*moved, forward=FORWARD, reverse=None) if moved else [])
-    return primals[0], [t if _is_zero(t) else next(moved) for t in tangents[0]]
+    out = [t if isinstance(t, SymbolicZero) else next(moved) for t in tangents[0]]
+    return primals[0], out
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -85,14 +82,15 @@ def _drawn_with(leaves, parameters, message):
 @partial(_drawn_with.defjvp, symbolic_zeros=True)
 def _drawn_with_jvp(message, primals, tangents):
     leaves, parameters = primals
-    moved = [t for t in jax.tree.leaves(tangents[1], is_leaf=_is_zero) if not _is_zero(t)]
+    is_zero = lambda tangent: isinstance(tangent, SymbolicZero)
+    moved = [t for t in jax.tree.leaves(tangents[1], is_leaf=is_zero) if not is_zero(t)]
     out = tangents[0]
     if moved:
         # Of the right shape, and made of the parameters' derivatives: no other property is used.
         total = lambda leaf: sum(jnp.sum(t).astype(leaf.dtype) for t in moved)
         made = [jnp.broadcast_to(total(leaf), leaf.shape) for leaf in leaves]
         refused = _refused_p.bind(*made, forward=message, reverse=message)
-        out = [r if _is_zero(t) else t + r for t, r in zip(out, refused, strict=True)]
+        out = [r if is_zero(t) else t + r for t, r in zip(out, refused, strict=True)]
     return _drawn_with(leaves, parameters, message), out
 
 
@@ -152,8 +150,6 @@ def over_devices(reduce: Callable, gradients: Any, like: Any) -> Any:
         axes = tuple(device_axes(gradient) - device_axes(array))
         return reduce(gradient, axes) if axes else gradient
 
-    if not device_axes(gradients):
-        return gradients
     return jax.tree.map(shared, gradients, like, is_leaf=lambda leaf: leaf is None)
 
 
@@ -161,7 +157,7 @@ def check_shared(moving: Any, everything: Any) -> None:
     """Raise if f closes over an array that devices share, and that is differentiated: what comes
     back is summed over them before it can be weighted with what each of them does with f."""
     axes = device_axes(everything)
-    if axes and any(axes - device_axes(leaf) for leaf in jax.tree.leaves(moving)):
+    if any(axes - device_axes(leaf) for leaf in jax.tree.leaves(moving)):
         raise TypeError(
             "Inside jax.shard_map, f closes over an array that all devices share and that is "
             "differentiated. Pass it to f through args=(...) of `expectation`."

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .arrays import mean
 from .distributions import Distribution
+from .fast import mean
 from .objective import bind, needs_key
 
 

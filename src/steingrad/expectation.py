@@ -1,16 +1,15 @@
 """The front door: an expectation that `jax.grad` differentiates with an estimator."""
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .arrays import mean
 from .derivatives import (
     CONSTANT,
     check_shared,
@@ -20,9 +19,11 @@ from .derivatives import (
     stop_gradient,
 )
 from .estimators import Gradients, base
-from .estimators.base import Problem, pose, scale_cv
+from .estimators.base import Problem, pose
+from .fast import mean
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def _takes(arguments: Callable[P, Problem]) -> Callable[[Callable[[Problem], T]], Callable[P, T]]:
@@ -101,34 +102,29 @@ def expectation(problem: Problem) -> Any:
     convert = lambda f: eqx.filter_closure_convert(f, key, states, *problem.args)
     objective = convert(problem.objective)
     stand_in = None if problem.relaxation is None else convert(problem.relaxation)
-    closed_over = dist.closed_over()
+    constants = dist.constants()
+    # The rest is constant, for an operator may be made of the logits.
+    rest = replace(problem, cv=None, objective=None, args=(), relaxation=stand_in)
+    differentiable = dist.parameters, problem.cv, (objective, problem.args)
     try:
-        value = _expectation(
-            reverse_only((dist.parameters, problem.cv, (objective, problem.args))),
-            # The rest is constant; an operator may be made of the logits.
-            stop_gradient(_with(problem, cv=None, objective=None, args=(), relaxation=stand_in)),
-        )
+        value = _expectation(reverse_only(differentiable), stop_gradient(rest))
     except jax.errors.UnexpectedTracerError as error:
-        if closed_over:
+        if constants:
             raise TypeError(CONSTANT) from error
         raise
-    constants = dist.with_parameters(stop_gradient(dist.parameters))
-    return drawn_with((constants, closed_over), value, CONSTANT)
-
-
-def _with(problem: Problem, **changes: Any) -> Problem:
-    return dataclasses.replace(problem, **changes)
+    return drawn_with(constants, value, CONSTANT) if constants else value
 
 
 @eqx.filter_custom_vjp
 def _expectation(differentiable, problem):
-    parameters, _, (objective, args) = differentiable
-    estimator, dist = problem.estimator, problem.dist.with_parameters(parameters)
+    _, _, (objective, args) = differentiable
+    estimator, dist = problem.estimator, problem.dist
     sample_key, f_key, _ = jax.random.split(problem.key, 3)
     x = estimator.sample(sample_key, dist)
     fx, aux = objective(f_key, x, *args)
-    weights = estimator.weights(dist, x) if fx.size else None
-    value = mean(base.weighted(fx, weights))
+    weighs = estimator.weighs_samples and fx.size
+    weights = estimator.weights(dist, x) if weighs else None
+    value = mean(fx if weights is None else base.weighted(fx, weights))
     return (value, aux) if problem.has_aux else value
 
 
@@ -136,7 +132,8 @@ def _expectation(differentiable, problem):
 def _forward(perturbed, differentiable, problem):
     parameters, cv, objective_and_args = differentiable
     moving, still = eqx.partition(objective_and_args, perturbed[2])
-    check_shared(moving, (parameters, objective_and_args))
+    if problem.on_devices:
+        check_shared(moving, (parameters, objective_and_args))
     moving = jax.tree.map(jnp.asarray, moving)  # outside jit a scalar arrives as a Python number
 
     def f(key, x, moving):
@@ -146,29 +143,29 @@ def _forward(perturbed, differentiable, problem):
     def stand_in(key, x, moving):
         return problem.relaxation(key, x, *eqx.combine(moving, still)[1])
 
-    dist = problem.dist.with_parameters(parameters)
     relaxation = None if problem.relaxation is None else stand_in
-    changes = {"objective": f, "cv": cv, "args": (moving,), "relaxation": relaxation}
-    return base.value_and_grad(_with(problem, dist=dist, **changes))
+    found = base.estimate(
+        replace(problem, objective=f, cv=cv, args=(moving,), relaxation=relaxation)
+    )
+    found, grads = drawn_with(parameters, found)
+    fx, aux = found if problem.has_aux else (found, None)
+    return (mean(fx), aux) if problem.has_aux else mean(fx), (grads, max(fx[0].size, 1))
 
 
 @_expectation.def_bwd
-def _backward(grads, cotangent, perturbed, differentiable, problem):
-    factor = cotangent[0] if problem.has_aux else cotangent
-
-    def scaled(tree):
-        return jax.tree.map(lambda g: (factor * g.astype(factor.dtype)).astype(g.dtype), tree)
-
+def _backward(residuals, cotangent, perturbed, differentiable, problem):
     parameters, cv, objective_and_args = differentiable
-    of_f = over_devices(
-        jax.lax.psum,
-        scaled((grads.parameters, grads.args[0])),
-        (parameters, objective_and_args),
-    )
+    grads, size = residuals
+    cotangent = cotangent[0] if problem.has_aux else cotangent
+    grads = base.scaled(problem, grads, cotangent / size, parameters)
+    times = lambda g: (cotangent * g.astype(cotangent.dtype)).astype(g.dtype)
+    found = grads.parameters, grads.cv, jax.tree.map(times, grads.args[0])
+    if not problem.on_devices:
+        return found
     # Gradients of f are summed over devices that share an array, as always; control variates want
     # the mean.
-    cv_grad = scale_cv(problem.estimator, factor, grads.cv)
-    return of_f[0], over_devices(jax.lax.pmean, cv_grad, cv), of_f[1]
+    reduce = jax.lax.psum, jax.lax.pmean, jax.lax.psum
+    return tuple(map(over_devices, reduce, found, (parameters, cv, objective_and_args)))
 
 
 @_takes(pose)
@@ -186,4 +183,6 @@ def value_and_grad(problem: Problem) -> tuple[Any, Gradients]:
     >>> grads.parameters.shape, grads.args[0].shape
     ((3,), (3,))
     """
-    return drawn_with(problem.dist.closed_over(), base.value_and_grad(problem))
+    found = base.value_and_grad(problem)
+    constants = problem.dist.constants()
+    return drawn_with(constants, found) if constants else found

@@ -1,4 +1,4 @@
-"""Fast forms of sums and of small linear systems, each beside its plain definition.
+"""Fast forms of sums, means and small linear systems, each sum and solve beside its plain form.
 
 On a CPU, XLA's reductions and its solver are slow for the shapes that occur here.
 `tests/test_fast.py` checks that each function agrees with the `plain_` function of the same name.
@@ -7,6 +7,7 @@ On a CPU, XLA's reductions and its solver are slow for the shapes that occur her
 import functools
 import math
 import operator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +66,32 @@ def running_sum(values: Float[Array, "... n"]) -> Float[Array, "... n"]:
         return plain_running_sum(values)
     n = values.shape[-1]
     return jnp.matmul(values, jnp.triu(jnp.ones((n, n), values.dtype)), precision="highest")
+
+
+def mean(values: Float[Array, "..."]) -> Float[Array, ""]:
+    """The mean of all values. Without values it is 0, so that an empty batch adds nothing."""
+    # A sum of numbers in half precision may be too large for their type.
+    wide = values if values.dtype.itemsize >= 4 else values.astype(jnp.float32)
+    return (total(wide) / max(values.size, 1)).astype(values.dtype)
+
+
+def mean_of_others(values: Float[Array, "samples ..."]) -> Float[Array, "samples ..."]:
+    r"""$\frac1{K-1} \sum_{j \ne k} v_j$ for each $k$, at a cost linear in $K$."""
+    if len(values) == 2:
+        return values[::-1]
+    return (sum_of_samples(values) - values) / (len(values) - 1)
+
+
+def mean_of_samples(values: Float[Array, "samples ..."]) -> Float[Array, "..."]:
+    r"""$\frac1K \sum_k v_k$."""
+    return sum_of_samples(values) / len(values)
+
+
+def mean_of_squares(tree: Any) -> Float[Array, ""]:
+    """The mean over all numbers in a pytree of their squares."""
+    leaves = jax.tree.leaves(tree)
+    squares = functools.reduce(operator.add, (total(leaf**2) for leaf in leaves))
+    return squares / sum(leaf.size for leaf in leaves)
 
 
 def plain_solve(gram: Float[Array, "*d n n"], right: Float[Array, "*d n"]) -> Float[Array, "*d n"]:

@@ -95,7 +95,8 @@ def bind(
                 "relaxation=...."
             )
         # One type for values and gradients, whichever estimator asks.
-        return fx.astype(compute_dtype(fx, x)), aux
+        double = jnp.float64 in (fx.dtype, x.dtype)
+        return fx.astype(jnp.float64 if double else jnp.float32), aux
 
     return objective
 

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from .arrays import as_index, compute_dtype, mean, mean_of_others
+from .arrays import as_index, compute_dtype
 from .derivatives import drawn_with, on_each_device
 from .distributions import Autoregressive, Distribution
 from .estimators import Gradients
 from .estimators.checks import check_num_samples
+from .fast import mean, mean_of_others
 from .objective import as_jax_arrays, evaluate, takes_key
 
 

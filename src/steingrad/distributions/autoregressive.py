@@ -1,7 +1,7 @@
 """Sequences of tokens, each drawn given those before it, by a step function with a carry."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -60,6 +60,7 @@ class Autoregressive(FromFunction):
     (5, 8)
     """
 
+    shares_parameters: ClassVar = True
     step: Step = eqx.field(static=True)
     _parameters: Any
     carry: Any
@@ -137,10 +138,6 @@ class Autoregressive(FromFunction):
     def num_states(self):
         """$V^T$; with `end`, those that do not go on after it."""
         return self._continuations()[0]
-
-    @property
-    def shares_parameters(self):
-        return True
 
     @property
     def full_support(self):

@@ -3,7 +3,7 @@
 import abc
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from ..arrays import cast, compute_dtype, expand, is_concrete, take
+from ..arrays import compute_dtype, expand, is_concrete, take
 from ..fast import sum_of_samples
 from .neighbours import Neighbours
 
@@ -32,6 +32,27 @@ class Distribution(eqx.Module):
     Estimators and operators ask a distribution what it can do (`has_mean`, `is_product`,
     `is_binary`, `relaxable`, `flippable`) and never which class it has.
     """
+
+    normalized: ClassVar[Any] = True
+    """Whether `log_prob` is a true log-probability. Some estimators need that, operators do
+    not."""
+    large_scores: ClassVar[Any] = False
+    """Whether a score for each sample would be too large, as with a network's weights. Then
+    `weighted_score` and `weighted_score_change` are products made of `log_prob` and `log_ratio`
+    alone."""
+    shares_parameters: ClassVar[Any] = False
+    """Whether the elements of the batch share the parameters, which then have none of the
+    batch's axes. Gradients are then sums over the batch. This implies `large_scores`."""
+    has_mean: ClassVar[Any] = False
+    """Whether there is a `mean`, $E[x]$, with `pull_mean` and `slope`."""
+    is_product: ClassVar[Any] = False
+    """Whether the coordinates are independent, each with parameters of its own."""
+    relaxable: ClassVar[Any] = False
+    """Whether states are the corners of a cube or a simplex, with the methods of `Relaxable`
+    for the points between them."""
+    full_support: ClassVar[Any] = True
+    """Whether each combination of values has a probability above 0 if all logits are finite.
+    Some operators need that."""
 
     @property
     @abc.abstractmethod
@@ -62,7 +83,7 @@ class Distribution(eqx.Module):
         """The type of the entries of a state."""
 
     @abc.abstractmethod
-    def with_parameters(self, parameters: Any) -> "Distribution":
+    def with_parameters(self, parameters: Any) -> Any:
         """The same kind of distribution with other parameters."""
 
     @abc.abstractmethod
@@ -185,30 +206,6 @@ class Distribution(eqx.Module):
         return self.num_coordinates * (self.num_values - 1)
 
     @property
-    def normalized(self) -> bool:
-        """Whether `log_prob` is a true log-probability. Some estimators need that, operators do
-        not."""
-        return True
-
-    @property
-    def large_scores(self) -> bool:
-        """Whether a score for each sample would be too large, as with a network's weights. Then
-        `weighted_score` and `weighted_score_change` are products made of `log_prob` and `log_ratio`
-        alone."""
-        return False
-
-    @property
-    def shares_parameters(self) -> bool:
-        """Whether the elements of the batch share the parameters, which then have none of the
-        batch's axes. Gradients are then sums over the batch. This implies `large_scores`."""
-        return False
-
-    @property
-    def has_mean(self) -> bool:
-        """Whether there is a `mean`, $E[x]$, with `pull_mean` and `slope`."""
-        return False
-
-    @property
     def mean(self) -> Float[Array, "..."]:
         r"""$\mu = E[x]$, shaped like a state."""
         raise NotImplementedError(f"{type(self).__name__} has no mean in closed form.")
@@ -225,20 +222,9 @@ class Distribution(eqx.Module):
         raise NotImplementedError(f"{type(self).__name__} has no mean in closed form.")
 
     @property
-    def is_product(self) -> bool:
-        """Whether the coordinates are independent, each with parameters of its own."""
-        return False
-
-    @property
     def is_binary(self) -> bool:
         """Whether the coordinates are independent and have two values each."""
         return self.is_product and self.num_values == 2
-
-    @property
-    def relaxable(self) -> bool:
-        """Whether states are the corners of a cube or a simplex, with the methods of `Relaxable`
-        for the points between them."""
-        return False
 
     @property
     def flippable(self) -> bool:
@@ -250,24 +236,14 @@ class Distribution(eqx.Module):
         """How many coordinates `flips` change, and the most values that one of them has."""
         return self.num_coordinates, self.num_values
 
-    @property
-    def full_support(self) -> bool:
-        """Whether each combination of values has a probability above 0 if all logits are finite.
-        Some operators need that."""
-        return True
-
-    def closed_over(self) -> tuple[Array, ...]:
-        """Arrays that functions of the distribution close over while JAX is tracing them. They are
-        constants, which must not be differentiated."""
+    def constants(self) -> tuple:
+        """Arrays that are not among the parameters, such as those that functions of the
+        distribution close over: they must not be differentiated."""
         return ()
 
     def view(self, x: Float[Array, "..."]) -> Any:
         """The state as f is shown it."""
         return x
-
-    def astype(self, dtype: Any) -> "Distribution":
-        """The same distribution with parameters of this type."""
-        return self.with_parameters(cast(self.parameters, jnp.dtype(dtype)))
 
     def by_part(self, fn: Callable, *states: Array | None, key: PRNGKeyArray | None = None) -> Any:
         """`fn(part, *states, key)` for each independent part, arranged like the parameters.
@@ -295,7 +271,6 @@ class Distribution(eqx.Module):
     ) -> Neighbours:
         """The states that differ from `x` in one coordinate, whose index is larger by one of the
         offsets, cyclically. By default these are all other values of all coordinates."""
-        offsets = tuple(range(1, self.num_values)) if offsets is None else offsets
         return Neighbours(self, x, self.shift(x, offsets, coordinates), coordinates)
 
     def flips(self, x: Float[Array, "..."]) -> Any:
@@ -336,12 +311,15 @@ class Distribution(eqx.Module):
     def shift(
         self,
         x: Float[Array, "..."],
-        offsets: tuple[int, ...],
+        offsets: tuple[int, ...] | None = None,
         coordinates: Int[Array, "... c"] | None = None,
     ) -> Int[Array, "... c n"]:
-        """The `values` of the neighbours whose index is larger by each offset, cyclically."""
-        index = take(self.index(x), coordinates)[..., None]
-        return (index + jnp.asarray(offsets, index.dtype)) % self.num_values
+        """The `values` of the neighbours whose index is larger by each offset, cyclically. By
+        default these are all other values."""
+        index, m = self.index(x), self.num_values
+        index = (index if coordinates is None else take(index, coordinates))[..., None]
+        offsets = tuple(range(1, m)) if offsets is None else offsets
+        return (index + jnp.asarray(offsets, index.dtype)) % m
 
     def at_neighbours(
         self,
@@ -371,6 +349,7 @@ class FromLogits(Distribution):
     """What distributions share whose parameters are their logits."""
 
     logits: eqx.AbstractVar[Float[Array, "..."]]
+    has_mean: ClassVar = True
 
     @property
     def parameters(self):
@@ -382,10 +361,6 @@ class FromLogits(Distribution):
 
     def with_parameters(self, parameters):
         return eqx.tree_at(lambda q: q.logits, self, parameters)
-
-    @property
-    def has_mean(self):
-        return True
 
     @property
     def _logits(self) -> Array:

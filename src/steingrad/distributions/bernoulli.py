@@ -89,11 +89,14 @@ class Bernoulli(FromLogits, Relaxable, Independent):
         return index.astype(self.dtype)
 
     def log_ratio(self, x, values, coordinates=None):
-        return take(self._logits, coordinates)[..., None] * self._step(x, values, coordinates)
+        logits = self._logits
+        step = self._step(x, values, coordinates).astype(logits.dtype)
+        return (logits if coordinates is None else take(logits, coordinates))[..., None] * step
 
     def linear_change(self, gradient, x, values, coordinates=None):
         step = self._step(x, values, coordinates).astype(gradient.dtype)
-        return take(gradient, coordinates)[..., None] * step
+        gradient = gradient if coordinates is None else take(gradient, coordinates)
+        return gradient[..., None] * step
 
     def score_change(self, coefficients, x, values, coordinates=None):
         step = self._step(x, values, coordinates).astype(coefficients.dtype)
@@ -109,8 +112,8 @@ class Bernoulli(FromLogits, Relaxable, Independent):
         coordinates: Int[Array, "... c"] | None,
     ) -> Float[Array, "... c n"]:
         """yᵢ − xᵢ."""
-        dtype = self._logits.dtype
-        return values.astype(dtype) - take(x, coordinates)[..., None].astype(dtype)
+        x = x if coordinates is None else take(x, coordinates)
+        return values.astype(x.dtype) - x[..., None]
 
     @property
     def value_logits(self):

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -18,6 +18,7 @@ class FromFunction(Distribution):
     """A distribution whose probabilities are a function of parameters, any pytree, and of
     conditions. It is written for one state; here it becomes one for all."""
 
+    large_scores: ClassVar = True
     _parameters: eqx.AbstractVar[Any]
     conditions: eqx.AbstractVar[Any]
     _batch_shape: eqx.AbstractVar[tuple[int, ...]]
@@ -44,14 +45,13 @@ class FromFunction(Distribution):
     def dtype(self):
         return jnp.result_type(*jax.tree.leaves(self.parameters))
 
-    @property
-    def large_scores(self):
-        return True
-
-    def closed_over(self):
-        """Arrays that JAX is tracing outside `_log_prob`, and that it uses."""
+    def constants(self):
+        """The conditions, and arrays that JAX is tracing outside `_log_prob` and that it uses."""
+        others = eqx.tree_at(lambda q: q._parameters, self, None)
+        others = tuple(jax.tree.leaves(eqx.filter(others, eqx.is_inexact_array)))
         if device_axes((self._parameters, self.conditions)):
-            return ()  # inside `jax.shard_map` a trace of its own would have to know of the devices
+            # Inside `jax.shard_map` a trace of its own would have to know of the devices.
+            return others
         dynamic, static = eqx.partition(self._parameters, eqx.is_array)
         batch_ndim = len(self.batch_shape)
         without = lambda ndim: lambda a: jax.ShapeDtypeStruct(a.shape[ndim:], a.dtype)
@@ -62,7 +62,8 @@ class FromFunction(Distribution):
         )
         call = lambda dynamic, *others: self._log_prob(eqx.combine(dynamic, static), *others)
         constants = jax.make_jaxpr(call)(*one).consts
-        return tuple(c for c in constants if eqx.is_inexact_array(c) and not is_concrete(c))
+        used = (c for c in constants if eqx.is_inexact_array(c) and not is_concrete(c))
+        return (*others, *used)
 
     def with_parameters(self, parameters):
         everything = eqx.combine(parameters, self._parameters)

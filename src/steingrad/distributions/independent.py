@@ -1,7 +1,7 @@
 """Distributions of independent coordinates."""
 
 import abc
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -19,6 +19,9 @@ class Independent(Distribution):
     (`value_logits`) and what its states are; everything else follows. The arrays in its parameters
     have shapes `[*batch, d, ...]`.
     """
+
+    is_product: ClassVar = True
+    has_mean: ClassVar = True
 
     @property
     @abc.abstractmethod
@@ -41,14 +44,6 @@ class Independent(Distribution):
     @property
     def num_coordinates(self):
         return self.value_logits.shape[-2]
-
-    @property
-    def is_product(self):
-        return True
-
-    @property
-    def has_mean(self):
-        return True
 
     @property
     def mean(self) -> Float[Array, "..."]:

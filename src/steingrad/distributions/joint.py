@@ -164,8 +164,8 @@ class Joint(Distribution):
     def _relaxable(self) -> Any:
         return self.parts
 
-    def closed_over(self):
-        return tuple(array for part in self.parts for array in part.closed_over())
+    def constants(self):
+        return tuple(array for part in self.parts for array in part.constants())
 
     def with_parameters(self, parameters):
         own = zip(self.parts, self.in_order(parameters), strict=True)
@@ -276,7 +276,7 @@ class Joint(Distribution):
     def weighted_score_change(self, coefficients, x, values, coordinates=None):
         return self._of_values(x, values, coordinates).weighted_score_change(coefficients)
 
-    def shift(self, x, offsets, coordinates=None):
+    def shift(self, x, offsets=None, coordinates=None):
         return self.neighbours(x, offsets, coordinates).values
 
     def at_neighbours(self, h, x, values, coordinates=None):

@@ -32,7 +32,7 @@ class Neighbours(eqx.Module):
     dist: Any
     x: Float[Array, "..."]
     values: Int[Array, "... c n"]
-    coordinates: Int[Array, "... c"] | None = None
+    coordinates: Int[Array, "... c"] | None
 
     def log_ratio(self) -> Float[Array, "... c n"]:
         r"""$\log q(y_n) - \log q(x)$."""
@@ -40,7 +40,7 @@ class Neighbours(eqx.Module):
 
     def conditional(self) -> Float[Array, "... c n"]:
         r"""$q(y_i \mid x_{-i})$, if the slots have all other values of their coordinates."""
-        log_ratio = self.log_ratio()
+        log_ratio = self.dist.log_ratio(self.x, self.values, self.coordinates)
         if log_ratio.shape[-1] == 1:
             return jax.nn.sigmoid(log_ratio)
         total = jax.nn.softplus(jax.nn.logsumexp(log_ratio, axis=-1, keepdims=True))

@@ -1,6 +1,7 @@
 """Distributions whose states are the corners of a cube or a simplex, and the points between."""
 
 import abc
+from typing import ClassVar
 
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -14,9 +15,7 @@ class Relaxable(Distribution):
     $z$ has the shape of a state.
     """
 
-    @property
-    def relaxable(self):
-        return True
+    relaxable: ClassVar = True
 
     @abc.abstractmethod
     def noise(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:

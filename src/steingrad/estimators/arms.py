@@ -6,7 +6,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..arrays import as_index, mean_of_others, mean_of_samples
+from ..arrays import as_index
+from ..fast import mean_of_others, mean_of_samples
 from .base import Estimator
 from .checks import check_distribution, check_num_samples
 from .couplings import debias, mutually_antithetic

@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -14,9 +13,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
-from ..arrays import cast, compute_dtype, mean, mean_of_squares
-from ..derivatives import drawn_with, on_each_device, stop_gradient
+from ..arrays import cast, compute_dtype
+from ..derivatives import device_axes, drawn_with, on_each_device, stop_gradient
 from ..distributions.base import Distribution, check_inside
+from ..fast import mean, mean_of_squares
 from ..objective import Evaluated, as_jax_arrays, bind, evaluate, has_gradient, per_example
 from .checks import (
     check_call,
@@ -48,7 +48,7 @@ class Estimator(eqx.Module):
     r"""An estimator of $\nabla_\eta E_{q_\eta}[f(x)]$: immutable, its fields are its settings.
 
     A subclass has, in this order: `CV` (what it learns, if anything), the fields, whether it is
-    `biased`, what it `needs` of a distribution, `__check_init__`, the properties, `init` and
+    `biased`, what it `needs` and other flags, `__check_init__`, the properties, `init` and
     `cv_optimizer`, `sample`, `weights`, `propose`, `gradient` and `adapt`. It leaves out what it
     inherits. Only `gradient` has to be written.
 
@@ -64,47 +64,31 @@ class Estimator(eqx.Module):
     distribution will do."""
     instead: ClassVar[str] = "RLOO and Rodeo take any distribution."
     """What to do if a distribution does not have that property."""
+    needs_gradient: ClassVar[Any] = False
+    r"""Whether $\nabla f$ is needed, at the samples or (`relaxes`) between the states."""
+    relaxes: ClassVar[Any] = False
+    """Whether f, or its `relaxation`, is evaluated between the states."""
+    samples_are_states: ClassVar[Any] = True
+    """Whether `sample` gives states, and not points between them (`GumbelSoftmax`)."""
+    weighs_samples: ClassVar[Any] = False
+    """Whether the estimate of E[f] is a weighted mean of f, with the `weights` method."""
+    looks_further: ClassVar[Any] = False
+    """Whether f is also evaluated at further points, with the `propose` method."""
+    cv_is_quadratic: ClassVar[Any] = True
+    """Whether the gradient for the control variates is that of a square of the gradient, and so
+    carries the square of any factor. Otherwise no factor changes it."""
+    cancels_constant: ClassVar[Any] = False
+    r"""Whether a constant vector added to all scores does not change the mean, so that $\log q$
+    need not be normalised."""
 
     def __repr__(self) -> str:
         return eqx.tree_pformat(self) + (" (biased)" if self.biased else "")
-
-    @property
-    def needs_gradient(self) -> bool:
-        r"""Whether $\nabla f$ is needed, at the samples or (`relaxes`) between the states."""
-        return False
-
-    @property
-    def relaxes(self) -> bool:
-        """Whether f, or its `relaxation`, is evaluated between the states."""
-        return False
 
     @property
     def goes_by_gradient(self) -> bool:
         r"""Whether its mean depends on $\nabla f$, and is wrong where $\nabla f$ is 0 between the
         states. For the other estimators the gradient only lowers the variance."""
         return self.relaxes or (self.biased and self.needs_gradient)
-
-    @property
-    def samples_are_states(self) -> bool:
-        """Whether `sample` gives states, and not points between them (`GumbelSoftmax`)."""
-        return True
-
-    @property
-    def looks_further(self) -> bool:
-        """Whether it proposes further points at which f is evaluated."""
-        return type(self).propose is not Estimator.propose
-
-    @property
-    def cv_is_quadratic(self) -> bool:
-        """Whether the gradient for the control variates is that of a square of the gradient, and so
-        carries the square of any factor. Otherwise no factor changes it."""
-        return True
-
-    @property
-    def cancels_constant(self) -> bool:
-        r"""Whether a constant vector added to all scores does not change the mean, so that $\log q$
-        need not be normalised."""
-        return False
 
     def num_evaluations(self, dist: Distribution) -> int:
         """How many times f is evaluated for one estimate."""
@@ -128,15 +112,16 @@ class Estimator(eqx.Module):
 
     def weights(
         self, dist: Distribution, x: Float[Array, "samples ..."]
-    ) -> Float[Array, "samples ..."] | None:
-        r"""The $w_k$, of shape `[K, *batch]`, with which $\sum_k w_k f(x_k)$ estimates $E[f]$.
-        `None` stands for $1/K$ each, which is right for samples that have the distribution $q$."""
-        return None
+    ) -> Float[Array, "samples ..."]:
+        r"""The $w_k$, of shape `[K, *batch]`, with which $\sum_k w_k f(x_k)$ estimates $E[f]$,
+        where `weighs_samples`. Elsewhere they are $1/K$ each."""
+        raise NotImplementedError
 
     def propose(self, cv: Any, dist: Distribution, at: Evaluated) -> tuple[Any, Any]:
         """Further points at which f is evaluated without its gradient, of shape `[n, K, *batch,
-        *event]`, and a memo of how they were chosen, which comes back as `at.memo`."""
-        return None, None
+        *event]`, and a memo of how they were chosen, which comes back as `at.memo`. It is called
+        where `looks_further`."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def gradient(self, cv: Any, dist: Distribution, at: Evaluated) -> Any:
@@ -179,15 +164,15 @@ class Estimator(eqx.Module):
         if any(jnp.iscomplexobj(array) for array in jax.tree.leaves(given)):
             raise TypeError("f and its gradient are real numbers, but complex ones were given.")
         dtype = compute_dtype(dist.dtype, *jax.tree.leaves(given))
-        x, fx, dfx, fy = jax.tree.map(lambda array: array.astype(dtype), given)
+        given = jax.tree.map(lambda array: array.astype(dtype), given)
         objective = None
         if f is not None:
             bound = bind(f, dist, relaxed=self.goes_by_gradient)
             objective = lambda x: bound(key, x.astype(dist.dtype))[0].astype(dtype)
-        at = Evaluated(x, fx, dfx, fy, objective, key, context)
+        at = Evaluated(*given, f=objective, key=key, context=context)
         check_evaluated(self, dist, at)
         if self.samples_are_states:
-            check_inside(dist, x)
+            check_inside(dist, at.x)
         return at
 
     def further_points(
@@ -195,7 +180,7 @@ class Estimator(eqx.Module):
     ) -> Float[Array, "points samples ..."] | None:
         """Where else to evaluate f, without its gradient, now that the samples are known. `at` is
         what `evaluated` returned."""
-        return self.propose(*of_one_type(cv, dist, at))[0]
+        return self.propose(*of_one_type(cv, dist, at))[0] if self.looks_further else None
 
     def estimate(
         self,
@@ -253,6 +238,8 @@ class Problem(eqx.Module):
     context: Any
     relaxation: Callable[..., Any] | None
     """What takes the place of the objective between the states, if anything does."""
+    on_devices: bool = eqx.field(static=True)
+    """Whether arrays differ between devices, inside `jax.shard_map`."""
     has_aux: bool = eqx.field(static=True)
     differentiable: bool = eqx.field(static=True)
     """Whether f has a gradient, which a function outside JAX has not."""
@@ -279,9 +266,9 @@ def pose(
         raise TypeError("The distribution comes first, then the estimator: f, dist, estimator.")
     if not isinstance(estimator, Estimator):
         raise TypeError(f"An estimator is needed, such as RLOO(2), not {kind(estimator)}.")
+    by_gradient = estimator.goes_by_gradient
     check_call(f, dist, key, args)
     check_distribution(estimator, dist)
-    check_gradient(estimator, f)
     if cv is not None:  # the value alone needs none
         check_cv(estimator, cv, dist)
     if batched and in_axes is not None:
@@ -289,30 +276,42 @@ def pose(
             "in_axes says how an f on one example is mapped over the batch: it goes with "
             "batched=False."
         )
+    on_devices = bool(device_axes((dist, cv, args, context, key)))
+    differentiable, args = has_gradient(f), tuple(as_jax_arrays(args))
+    if not differentiable:
+        check_gradient(estimator)
+    if on_devices:
+        parameters, args, context, key = on_each_device(
+            (dist.parameters, args, context, key), like=(cv, dist)
+        )
+        dist = dist.with_parameters(parameters)
     on_batches = lambda f: f if batched else per_example(f, in_axes)
-    parameters, args, context, key = on_each_device(
-        (dist.parameters, tuple(as_jax_arrays(args)), context, key), like=(cv, dist)
-    )
-    dist = dist.with_parameters(parameters)
     stand_in = None
     if relaxation is not None and estimator.relaxes:
         stand_in = bind(on_batches(relaxation), dist, relaxed=True)
-    by_gradient = estimator.goes_by_gradient and stand_in is None
+    by_gradient = by_gradient and stand_in is None
     objective = bind(on_batches(f), dist, relaxed=by_gradient, has_aux=has_aux)
-    rest = (stand_in, has_aux, has_gradient(f))
+    rest = (stand_in, on_devices, has_aux, differentiable)
     return Problem(objective, dist, estimator, cv, key, args, context, *rest)
 
 
 def per_element(problem: Problem) -> tuple[Any, Gradients]:
-    """Draw, evaluate, estimate, adapt: see `Estimator.per_element`."""
-    estimator, cv, args = problem.estimator, problem.cv, problem.args
-    if cv is None:
-        check_cv(estimator, cv, problem.dist)
+    """See `Estimator.per_element`."""
     # Derivatives at fixed samples would be wrong, so there are none.
-    dist = stop_gradient(problem.dist)
+    found = estimate(dataclasses.replace(problem, dist=stop_gradient(problem.dist)))
+    return drawn_with(problem.dist, found)
+
+
+def estimate(problem: Problem) -> tuple[Any, Gradients]:
+    """Draw, evaluate, estimate, adapt. The distribution is a constant here."""
+    estimator, dist, cv, args = problem.estimator, problem.dist, problem.cv, problem.args
+    if cv is None:
+        check_cv(estimator, cv, dist)
     sample_key, f_key, own_key = jax.random.split(problem.key, 3)
-    x, empty = estimator.sample(sample_key, dist), 0 in dist.batch_shape
-    weights = None if empty else estimator.weights(dist, x)
+    x = estimator.sample(sample_key, dist)
+    empty = x.size == 0
+    weighs = estimator.weighs_samples and not empty
+    weights = estimator.weights(dist, x) if weighs else None
     fx, dfx, args_grad, aux = evaluate(
         partial(problem.objective, f_key),
         x,
@@ -327,16 +326,19 @@ def per_element(problem: Problem) -> tuple[Any, Gradients]:
         again = problem.objective if problem.relaxation is None else problem.relaxation
         f = lambda y: again(f_key, y.astype(x.dtype), *args)[0].astype(fx.dtype)
         at = Evaluated(x, fx, dfx, f=f, key=own_key, context=problem.context)
-        grad, cv_grad = run(estimator, *on_each_device((cv, dist, at)))
-    fx = weighted(fx, weights)
-    found = (fx, aux) if problem.has_aux else fx, Gradients(grad, cv_grad, args_grad)
-    return drawn_with(problem.dist, found)
+        situation: Any = cv, dist, at
+        if problem.on_devices:
+            situation = on_each_device(situation)
+        grad, cv_grad = run(estimator, *situation)
+    if weights is not None:
+        fx = weighted(fx, weights)
+    return (fx, aux) if problem.has_aux else fx, Gradients(grad, cv_grad, args_grad)
 
 
-def weighted(fx: Float[Array, "samples ..."], weights: Array | None) -> Float[Array, "samples ..."]:
+def weighted(
+    fx: Float[Array, "samples ..."], weights: Float[Array, "samples ..."]
+) -> Float[Array, "samples ..."]:
     r"""$K w_k f(x_k)$, whose mean is the estimate of $E[f]$."""
-    if weights is None:
-        return fx
     return jnp.where(weights != 0, len(fx) * weights.astype(fx.dtype) * fx, 0)
 
 
@@ -348,33 +350,33 @@ def run(estimator: Estimator, cv: Any, dist: Distribution, at: Evaluated) -> tup
         assert at.f is not None
         at = dataclasses.replace(at, fy=jax.vmap(at.f)(y), memo=memo)
     grad, cv_grad = estimator.adapt(wide_cv, dist, at)
-    return grad, cast(cv_grad, cv)
+    return grad, cv_grad if wide_cv is cv else cast(cv_grad, cv)
 
 
 def of_one_type(cv: Any, dist: Distribution, at: Evaluated) -> tuple[Any, Distribution, Evaluated]:
     """The same in the type of the values of f, so that no formula has to convert anything."""
-    dtype = at.fx.dtype
-    return cast(cv, dtype), dist.astype(dtype), cast(at, dtype)
+    situation, dtype = (cv, dist, at), at.fx.dtype
+    leaves = filter(eqx.is_inexact_array, jax.tree.leaves(situation))
+    return situation if all(leaf.dtype == dtype for leaf in leaves) else cast(situation, dtype)
 
 
 def value_and_grad(problem: Problem) -> tuple[Any, Gradients]:
     """The mean of f over samples and batch (with `has_aux`, and what else f returned), and its
     gradients."""
-    dist, estimator = problem.dist, problem.estimator
     fx, grads = per_element(problem)
     fx, aux = fx if problem.has_aux else (fx, None)
-    size = float(max(math.prod(dist.batch_shape), 1))
-    divided = lambda g, p: (g / size).astype(p.dtype)
-    parameters = jax.tree.map(divided, grads.parameters, dist.parameters)
-    grads = Gradients(parameters, scale_cv(estimator, 1 / size, grads.cv), grads.args)
+    grads = scaled(problem, grads, 1 / max(fx[0].size, 1), problem.dist.parameters)
     return (mean(fx), aux) if problem.has_aux else mean(fx), grads
 
 
-def scale_cv(estimator: Estimator, factor: Any, cv_grad: Any) -> Any:
-    """The gradient for the control variates if the gradient itself is multiplied by a factor."""
-    if not estimator.cv_is_quadratic:
-        return cv_grad
-    return jax.tree.map(lambda g: g * jnp.asarray(factor**2, g.dtype), cv_grad)
+def scaled(problem: Problem, grads: Gradients, factor: Any, parameters: Any) -> Gradients:
+    """Gradients of `per_element` times a factor, in the type of the parameters. Those with respect
+    to `args` stay as they are."""
+    times = lambda g, p: (g * jnp.asarray(factor, g.dtype)).astype(p.dtype)
+    cv_grad = grads.cv
+    if problem.estimator.cv_is_quadratic:
+        cv_grad = jax.tree.map(lambda g: g * jnp.asarray(factor**2, g.dtype), cv_grad)
+    return Gradients(jax.tree.map(times, grads.parameters, parameters), cv_grad, grads.args)
 
 
 def mean_of_scores(

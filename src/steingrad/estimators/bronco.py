@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from ..arrays import as_index, check_whole, mean, mean_of_samples, scatter
+from ..arrays import as_index, check_whole, scatter
 from ..distributions.base import Distribution
 from ..distributions.neighbours import Neighbours, Slope
-from ..fast import TINY, running_sum, sum_of_events
+from ..fast import TINY, mean, mean_of_samples, running_sum, sum_of_events
 from ..objective import Evaluated
 from .base import Estimator
 from .checks import check_key, check_num_samples
@@ -134,6 +134,8 @@ class Bronco(Estimator):
     use_gradient: bool = eqx.field(static=True, default=True)
     """Guess with the gradient of f. If off, the mean effect of past flips takes its place."""
     needs: ClassVar = "flippable"
+    cv_is_quadratic: ClassVar = False
+    looks_further: ClassVar = True
 
     def __check_init__(self):
         check_num_samples("Bronco", self.num_samples, 1, "the states that are flipped")
@@ -149,10 +151,6 @@ class Bronco(Estimator):
     @property
     def needs_gradient(self):
         return self.use_gradient
-
-    @property
-    def cv_is_quadratic(self):
-        return False
 
     def num_evaluations(self, dist):
         return self.num_samples * (1 + self.flips)
@@ -222,6 +220,7 @@ class Bronco(Estimator):
         """Which neighbours to evaluate, as flat numbers of slots. The uniform numbers behind them
         are evenly spaced, so that two flips of a sample are seldom the same."""
         check_key("Bronco", at.key)
+        assert at.key is not None
         probability = guess.probability
         lead = probability.shape[:-2]
         uniforms = jax.random.uniform(at.key, (2, 1, *lead), probability.dtype)
@@ -313,6 +312,7 @@ def changes(at: Evaluated, guess: Guess, drawn: Drawn) -> tuple[Array, Array, Ar
 
     A flip to a value of probability 0, where an f with log q in it is infinite, counts as 0.
     """
+    assert at.fy is not None
     change = jnp.where(at_slots(guess.conditional, drawn.slots) == 0, 0, at.fy - at.fx)
     if drawn.partners is None:
         return change, change, 0.0

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from ..arrays import mean_of_others
+from ..fast import mean_of_others
 
 
 def antithetic_pairs(

@@ -6,7 +6,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..arrays import as_index, expand, mean_of_samples, take
+from ..arrays import as_index, expand, take
+from ..fast import mean_of_samples
 from .base import Estimator
 from .checks import check_distribution, check_pairs
 from .couplings import antithetic_pairs

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import as_index, mean_of_others, mean_of_samples
-from ..fast import sum_of_events
+from ..arrays import as_index
+from ..fast import mean_of_others, mean_of_samples, sum_of_events
 from .base import Estimator, mean_of_scores
 from .checks import check_num_samples
 
@@ -46,6 +46,7 @@ class DoubleCV(Estimator):
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
     """The number of samples, K."""
     needs: ClassVar = "has_mean"
+    needs_gradient: ClassVar = True
 
     def __check_init__(self):
         check_num_samples(
@@ -54,10 +55,6 @@ class DoubleCV(Estimator):
             2,
             "because each control variate is made of the other samples",
         )
-
-    @property
-    def needs_gradient(self):
-        return True
 
     def init(self, key, dist=None):
         return self.CV(jnp.zeros(()))

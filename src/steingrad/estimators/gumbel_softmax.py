@@ -1,12 +1,13 @@
 """Gumbel-softmax, soft and straight-through: a differentiable stand-in for a sample. Biased."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..arrays import as_index, check_whole, mean_of_samples
+from ..arrays import as_index, check_whole
+from ..fast import mean_of_samples
 from .base import Estimator
 from .checks import check_distribution, check_key, check_num_samples, check_temperature
 
@@ -50,6 +51,7 @@ class GumbelSoftmax(Estimator):
     straight_through."""
     biased: ClassVar[bool] = True
     needs: ClassVar = "relaxable"
+    needs_gradient: ClassVar = True
 
     def __check_init__(self):
         check_num_samples("GumbelSoftmax", self.num_samples, 1, "the points at which f is known")
@@ -62,21 +64,17 @@ class GumbelSoftmax(Estimator):
             )
 
     @property
-    def needs_gradient(self):
-        return True
-
-    @property
     def samples_are_states(self):
         return self.straight_through
 
-    def sample(self, key, dist):
+    def sample(self, key, dist: Any):
         if self.straight_through:
             return super().sample(key, dist)
         check_distribution(self, dist)
         z = dist.location() + dist.noise(key, (self.num_samples,))
         return dist.relax(z, self.temperature).astype(dist.dtype)
 
-    def gradient(self, cv, dist, at):
+    def gradient(self, cv, dist: Any, at):
         if not self.straight_through:
             # dy/dη is J(y) / τ: y itself is all that is left to know of the noise.
             return self._through(dist, at.x, at.dfx)
@@ -86,6 +84,7 @@ class GumbelSoftmax(Estimator):
             z = dist.latent_given(at.x, dist.noise(key, at.x.shape[:1]))
             return self._through(dist, dist.relax(z, self.temperature), at.dfx)
 
+        assert at.key is not None
         draws = jax.vmap(one)(jax.random.split(at.key, self.jacobian_draws))
         return jax.tree.map(lambda g: jnp.mean(g, axis=0), draws)
 

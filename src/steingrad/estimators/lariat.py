@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import as_index, check_whole, mean_of_others, mean_of_samples, mean_of_squares
-from ..fast import sum_of_events
+from ..arrays import as_index, check_whole
+from ..fast import mean_of_others, mean_of_samples, mean_of_squares, sum_of_events
 from ..operators import Gibbs, Operator
 from ..surrogates import Surrogate
 from .base import Estimator
@@ -104,6 +104,7 @@ class Lariat(Estimator):
         "Turn off the terms that need the mean, Lariat(gradients=False, memory=False), or add "
         "surrogate=...; or use RLOO or Rodeo."
     )
+    cv_is_quadratic: ClassVar = False
 
     def __check_init__(self):
         check_num_samples(
@@ -131,10 +132,6 @@ class Lariat(Estimator):
     @property
     def needs_gradient(self):
         return self.gradients or (self.surrogate is not None and self.surrogate.needs_gradient)
-
-    @property
-    def cv_is_quadratic(self):
-        return False
 
     @property
     def cancels_constant(self):

@@ -37,7 +37,8 @@ class Terms(NamedTuple):
         r"""Each term is $\frac1K \sum_k w_k s_k + v$, given as its $w$ and its $v$ or `None`."""
         added = [m for m, (_, vector) in enumerate(terms) if vector is not None]
         weights = jnp.stack([weights for weights, _ in terms])
-        unit = expand(jnp.eye(len(terms), dtype=weights.dtype)[:, added], weights.ndim)
+        unit = jnp.eye(len(terms), dtype=weights.dtype)[:, added]
+        unit = unit.reshape(*unit.shape, *[1] * (weights.ndim - 2))
         unit = jnp.broadcast_to(unit, (*unit.shape[:2], *weights.shape[2:]))
         weights = jnp.concatenate([weights / weights.shape[1], unit], axis=1)
         vectors = [terms[m][1] for m in added]
@@ -114,9 +115,9 @@ class LargeTerms(NamedTuple):
 def make_terms(
     terms: list[tuple[Float[Array, "samples ..."], Any]], dist: Distribution, x: Array, score: Any
 ) -> Terms | LargeTerms:
-    """Each term as `Terms.of` takes it; where `dist.large_scores`, without scores, and what a term
-    adds is a `Change`."""
-    if not dist.large_scores:
+    """The terms, each as `Terms.of` takes it. Without a `score`, which is too large for some
+    distributions, what a term adds is a `Change`."""
+    if score is not None:
         return Terms.of(terms, score)
     changes = {m: change for m, (_, change) in enumerate(terms) if change is not None}
     return LargeTerms(jnp.stack([weights for weights, _ in terms]), changes, dist, x)

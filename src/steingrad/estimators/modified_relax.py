@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import as_index, mean_of_others, mean_of_samples, others
-from ..fast import sum_of_events
+from ..arrays import as_index, others
+from ..fast import mean_of_others, mean_of_samples, sum_of_events
 from ..surrogates import MLPSurrogate
 from .base import Estimator
 from .checks import check_num_samples
@@ -44,6 +44,7 @@ class ModifiedRelax(Estimator):
     surrogate: MLPSurrogate = MLPSurrogate()
     """The network H that the control variate is made of."""
     needs: ClassVar = "relaxable"
+    needs_gradient: ClassVar = True
 
     def __check_init__(self):
         why = "because h_k is made of the other samples"
@@ -54,17 +55,13 @@ class ModifiedRelax(Estimator):
                 f"MLPSurrogate, not {type(self.surrogate).__name__}."
             )
 
-    @property
-    def needs_gradient(self):
-        return True
-
     def init(self, key, dist=None):
         return self.CV(initial_log_temperature(), jnp.zeros(()), self.surrogate.init(key))
 
     def cv_optimizer(self, learning_rate):
         return slow_adam(learning_rate)
 
-    def gradient(self, cv, dist, at):
+    def gradient(self, cv, dist: Any, at):
         assert at.dfx is not None
         x_j, f_j, df_j = others(at.x), others(at.fx), others(at.dfx)
 

@@ -52,17 +52,11 @@ class Rebar(Estimator):
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
     """The number of samples, K."""
     needs: ClassVar = "relaxable"
+    needs_gradient: ClassVar = True
+    relaxes: ClassVar = True
 
     def __check_init__(self):
         check_num_samples("Rebar", self.num_samples, 1, "the points at which f is evaluated")
-
-    @property
-    def needs_gradient(self):
-        return True
-
-    @property
-    def relaxes(self):
-        return True
 
     def num_evaluations(self, dist):
         return 3 * self.num_samples

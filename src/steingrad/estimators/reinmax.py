@@ -5,7 +5,8 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 
-from ..arrays import as_index, mean_of_samples
+from ..arrays import as_index
+from ..fast import mean_of_samples
 from .base import Estimator
 from .checks import check_num_samples, check_temperature
 
@@ -38,14 +39,11 @@ class ReinMax(Estimator):
     """The temperature τ of the softmax that is averaged with each sample."""
     biased: ClassVar[bool] = True
     needs: ClassVar = "is_product"
+    needs_gradient: ClassVar = True
 
     def __check_init__(self):
         check_num_samples("ReinMax", self.num_samples, 1, "the points at which f is known")
         check_temperature("ReinMax", self.temperature)
-
-    @property
-    def needs_gradient(self):
-        return True
 
     def gradient(self, cv, dist, at):
         def one(part, x, dfx, _):

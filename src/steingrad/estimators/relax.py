@@ -51,19 +51,13 @@ class Relax(Estimator):
     hidden: int = eqx.field(static=True, converter=as_index, default=137)
     """The number of hidden units of the network r."""
     needs: ClassVar = "relaxable"
+    needs_gradient: ClassVar = True
+    relaxes: ClassVar = True
 
     def __check_init__(self):
         check_num_samples("Relax", self.num_samples, 1, "the points at which f is evaluated")
         check_whole("Relax", "context_size", self.context_size, 0)
         check_whole("Relax", "number of hidden units", self.hidden, 1)
-
-    @property
-    def needs_gradient(self):
-        return True
-
-    @property
-    def relaxes(self):
-        return True
 
     def num_evaluations(self, dist):
         return 3 * self.num_samples

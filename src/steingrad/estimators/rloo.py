@@ -1,8 +1,11 @@
 """REINFORCE leave-one-out."""
 
+from typing import ClassVar
+
 import equinox as eqx
 
-from ..arrays import as_index, mean_of_others
+from ..arrays import as_index
+from ..fast import mean_of_others
 from .base import Estimator, mean_of_scores
 from .checks import check_num_samples
 
@@ -23,15 +26,12 @@ class RLOO(Estimator):
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
     """The number of samples, K."""
+    cancels_constant: ClassVar = True
 
     def __check_init__(self):
         check_num_samples(
             "RLOO", self.num_samples, 2, "because the other samples are each sample's baseline"
         )
-
-    @property
-    def cancels_constant(self):
-        return True
 
     def gradient(self, cv, dist, at):
         return mean_of_scores(dist, at.fx - mean_of_others(at.fx), at.x)

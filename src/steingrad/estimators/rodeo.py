@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import as_index, mean_of_others, mean_of_squares
+from ..arrays import as_index
+from ..fast import mean_of_others, mean_of_squares
 from ..operators import Gibbs, Operator
 from ..surrogates import MLPSurrogate, Surrogate
 from .base import Estimator
@@ -118,7 +119,8 @@ class Rodeo(Estimator):
         return average_or_adam(learning_rate, lambda cv: cv.products)
 
     def gradient(self, cv, dist, at):
-        return self._terms(cv, dist, at).combine(self._coefficients(cv))
+        coefficients = self._coefficients(cv)
+        return self._terms(cv, dist, at).combine(coefficients)
 
     def adapt(self, cv, dist, at):
         if self.coefficients == "learned":

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..arrays import mean_of_others, mean_of_samples
 from ..distributions import Distribution
+from ..fast import mean_of_others, mean_of_samples
 from ..objective import Evaluated
 from ..operators import Operator
 from ..surrogates import Surrogate
@@ -21,7 +21,7 @@ def stein_terms(
     row = operator.neighbours(dist, at.x, key=at.key)
     h, h_star = surrogate.evaluate(cv, row, at)
     local = -mean_of_others(row.apply(*h)), None
-    if dist.large_scores:
+    if score is None:
         return local, (row.apply(*h_star), Change(row.neighbours, row.weights * h_star.neighbours))
     mean = jax.tree.map(mean_of_samples, row.apply_to_score(*h_star, score))
     return local, (jnp.zeros_like(at.fx), mean)

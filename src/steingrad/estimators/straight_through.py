@@ -4,7 +4,8 @@ from typing import ClassVar
 
 import equinox as eqx
 
-from ..arrays import as_index, mean_of_samples
+from ..arrays import as_index
+from ..fast import mean_of_samples
 from .base import Estimator
 from .checks import check_num_samples
 
@@ -35,13 +36,10 @@ class StraightThrough(Estimator):
     """The number of samples, K."""
     biased: ClassVar[bool] = True
     needs: ClassVar = "has_mean"
+    needs_gradient: ClassVar = True
 
     def __check_init__(self):
         check_num_samples("StraightThrough", self.num_samples, 1, "the points at which f is known")
-
-    @property
-    def needs_gradient(self):
-        return True
 
     def gradient(self, cv, dist, at):
         assert at.dfx is not None

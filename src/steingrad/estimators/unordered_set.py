@@ -1,5 +1,7 @@
 """UnorderedSet: samples without replacement, each weighted by what its leaving would change."""
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -43,6 +45,7 @@ class UnorderedSet(Estimator):
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=4)
     """The number of samples, K."""
+    weighs_samples: ClassVar = True
 
     def __check_init__(self):
         check_num_samples(

@@ -104,8 +104,9 @@ class CoordinateOperator(Operator):
     """Whether it is a mean over coordinates, with 1/d, or a sum."""
 
     @abc.abstractmethod
-    def offsets(self, dist: Distribution) -> tuple[int, ...]:
-        """The neighbours of a coordinate's value, as cyclic differences of index."""
+    def offsets(self, dist: Distribution) -> tuple[int, ...] | None:
+        """The neighbours of a coordinate's value, as cyclic differences of index; `None` for all
+        other values."""
 
     @abc.abstractmethod
     def weights(
@@ -122,26 +123,22 @@ class CoordinateOperator(Operator):
     ) -> Row:
         """The row of the operator at each state in `x`, of shape `[..., *event]`."""
         check_state(dist, x)
-        row = lambda part, own: self._row(part, own, dist, key)
-        return Row(*dist.rows(row, x, self.averages), self._own)
 
-    def _row(self, part: Distribution, x: Array, dist: Distribution, key: PRNGKeyArray | None):
-        """The neighbours of a part's state, their weights and the weight of the state itself."""
-        d = part.num_coordinates
-        m = d if self.num_coordinates is None else self.num_coordinates
-        coordinates = None
-        if self.num_coordinates is not None:
-            self._check_coordinates(part, dist, key)
-        if m < d:
-            lead = x.shape[: x.ndim - part.event_ndim]
-            coordinates = systematic_sample(jax.random.randint(key, lead, 0, d, jnp.int32), m, d)
-        neighbours = part.neighbours(x, self.offsets(part), coordinates)
-        weights, self_weight = self.weights(part, x, neighbours.values, coordinates)
-        return neighbours, weights * (d / m), self_weight * (d / m)
+        def row(part, x):
+            coordinates, factor = None, 1.0
+            if self.num_coordinates is not None:
+                coordinates, factor = self._draw_coordinates(part, x, dist, key)
+            neighbours = part.neighbours(x, self.offsets(part), coordinates)
+            weights, self_weight = self.weights(part, x, neighbours.values, coordinates)
+            return neighbours, weights * factor, self_weight * factor
 
-    def _check_coordinates(self, part, dist, key) -> None:
-        """Raise if so many coordinates cannot be drawn."""
-        m, d, name = self.num_coordinates, part.num_coordinates, type(self).__name__
+        neighbours, weights, self_weight = dist.rows(row, x, self.averages)
+        return Row(neighbours, weights, self_weight, self._own)
+
+    def _draw_coordinates(self, part, x, dist, key) -> tuple[Int[Array, "... m"] | None, float]:
+        """The coordinates to visit (`None`: all of them), and the factor d/m."""
+        m: Any = self.num_coordinates
+        d, name = part.num_coordinates, type(self).__name__
         if part is not dist:
             raise ValueError(
                 f"{name}(num_coordinates={m}) draws among the coordinates of one distribution, but "
@@ -156,6 +153,10 @@ class CoordinateOperator(Operator):
             raise ValueError(
                 f"{name}(num_coordinates={m}) draws coordinates at random: pass key=..."
             )
+        if m == d:
+            return None, 1.0
+        lead = x.shape[: x.ndim - part.event_ndim]
+        return systematic_sample(jax.random.randint(key, lead, 0, d, jnp.int32), m, d), d / m
 
     @property
     def _own(self) -> bool:

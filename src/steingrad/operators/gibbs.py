@@ -50,12 +50,12 @@ class Gibbs(CoordinateOperator):
         return self.scan == "own"
 
     def offsets(self, dist: Distribution):
-        if self._own and not dist.is_product:
+        if self.scan == "own" and not dist.is_product:
             raise ValueError(
                 "Gibbs(scan='own') needs a distribution of independent coordinates (Bernoulli, "
                 f"Categorical, Ordinal), but was given {type(dist).__name__}. Use scan='random'."
             )
-        return tuple(range(1, dist.num_values))
+        return
 
     def weights(self, dist, x, values, coordinates):
         weights = Neighbours(dist, x, values, coordinates).conditional() / dist.num_coordinates

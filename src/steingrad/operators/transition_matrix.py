@@ -83,7 +83,7 @@ class TransitionMatrix(Operator):
         values = jnp.arange(dist.num_states, dtype=jnp.int32)
         values = jnp.broadcast_to(values, weights.shape)
         self_weight = jnp.full(weights.shape[:-2], -1, weights.dtype)
-        return Row(AllStates(dist, x, values), weights, self_weight)
+        return Row(AllStates(dist, x, values, None), weights, self_weight)
 
 
 class AllStates(Neighbours):

@@ -1,7 +1,7 @@
 """What a surrogate gives: cheap stand-ins for f at the neighbours of each sample."""
 
 import abc
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -23,15 +23,10 @@ class Surrogate(eqx.Module):
     They may depend on every sample but $x_k$: that is what keeps the estimate unbiased.
     """
 
-    @property
-    def needs_gradient(self) -> bool:
-        r"""Whether $\nabla f$ at the samples is needed."""
-        return True
-
-    @property
-    def needs_objective(self) -> bool:
-        """Whether f itself must be evaluated at the neighbours."""
-        return False
+    needs_gradient: ClassVar[bool] = True
+    r"""Whether $\nabla f$ at the samples is needed."""
+    needs_objective: ClassVar[bool] = False
+    """Whether f itself must be evaluated at the neighbours."""
 
     def init(self, key: PRNGKeyArray) -> Any:
         """What is learned; `None` if nothing is."""

@@ -1,5 +1,7 @@
 """f itself, for an objective that is cheap to evaluate."""
 
+from typing import ClassVar
+
 from .base import Surrogate, Values
 
 
@@ -14,13 +16,8 @@ class ExactSurrogate(Surrogate):
     False
     """
 
-    @property
-    def needs_gradient(self):
-        return False
-
-    @property
-    def needs_objective(self):
-        return True
+    needs_gradient: ClassVar = False
+    needs_objective: ClassVar = True
 
     def evaluate(self, cv, row, at):
         if at.f is None:

@@ -29,6 +29,6 @@ class MLPSurrogate(NetworkSurrogate):
         assert at.dfx is not None
         x_j, f_j, df_j = others(at.x), others(at.fx), others(at.dfx)
         # t_j(x_k), then t_j at the neighbours of x_k.
-        t_self = sum_of_events(df_j * (at.x - x_j), at.event_ndim)
+        t_self = sum_of_events(df_j * (at.x - x_j), df_j.ndim - f_j.ndim)
         t = t_self[..., None, None] + row.neighbours.linear_change(df_j)
         return self.values(cv, f_j, t_self, t)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..arrays import as_index, check_whole, mean_of_samples
+from ..arrays import as_index, check_whole
+from ..fast import mean_of_samples
 from .base import Surrogate, Values
 from .piecewise import PRECISION, piecewise_linear
 

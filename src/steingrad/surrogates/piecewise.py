@@ -22,7 +22,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..derivatives import on_each_device
-from ..fast import sum_of_events
 
 PRECISION = jax.lax.Precision.HIGHEST
 # Units that one pass over the points adds: enough to hide reading and writing the outputs.
@@ -43,7 +42,6 @@ def piecewise_linear(
     f, t = _flat(value, linear)
     w_value, w_linear = cv["w_in"]
     w_out = cv["w_out"] / len(f)
-    units = _divide(len(w_value), len(w_value) / UNITS)
 
     # LeakyReLU(z) = slope z + (1 − slope) max(z, 0): of the first term all units are one sum.
     # (`jnp.maximum` costs more, for the sake of z = NaN, which the sum passes on anyway.)
@@ -60,7 +58,7 @@ def piecewise_linear(
         f, t = other
         outputs = outputs + (of_t[..., None] * t + (of_f * f + of_1)[..., None])
         offset = w_value[:, None] * f + cv["b_in"][:, None]  # [units, rows]
-        blocks = _blocks(units, (w_linear, offset, (1 - slope) * w_out))
+        blocks = _blocks(len(w_value) / UNITS, (w_linear, offset, (1 - slope) * w_out))
         return jax.lax.scan(lambda o, block: (add_units(o, t, block), None), outputs, blocks)
 
     outputs = jnp.broadcast_to(cv["b_out"][:, None, None], (2, *t.shape[1:]))
@@ -82,8 +80,7 @@ def _backward(slope, residuals, cotangent):
     columns = jnp.moveaxis(columns.reshape(len(t), 4, *t.shape[1:]), 1, 2)
     columns = columns.reshape(-1, *columns.shape[2:])
     offset = f.reshape(-1, 1) * w_value + cv["b_in"]
-    rows = _divide(len(offset), t.size * len(w_value) / BLOCK)
-    points = _divide(t.shape[-1], t.shape[-1] * len(w_value) / BLOCK)
+    pieces_of_row = t.shape[-1] * len(w_value) / BLOCK
 
     def product(t, columns, offset):
         slopes = jnp.where(t[..., None] * w_linear + offset[:, None] >= 0, 1.0, slope)
@@ -92,16 +89,16 @@ def _backward(slope, residuals, cotangent):
     def sums(block):
         """Σ S g and Σ S t g over the points of each row: [rows, 4, units]."""
         t, columns, offset = block
-        if points == t.shape[-1]:
+        if pieces_of_row <= 1:
             return product(t, columns, offset)
         # A single row is too long for a block.
-        pieces = _blocks(points, (t.T, jnp.moveaxis(columns, -1, 0)))
+        pieces = _blocks(pieces_of_row, (t.T, jnp.moveaxis(columns, -1, 0)))
         one = lambda t, columns: product(t.T, jnp.moveaxis(columns, 0, -1), offset)
         zeros = jnp.zeros((len(t), 4, len(w_value)), t.dtype)
         zeros, pieces = on_each_device((zeros, pieces))
         return jax.lax.scan(lambda total, piece: (total + one(*piece), None), zeros, pieces)[0]
 
-    blocks = _blocks(rows, (t.reshape(-1, t.shape[-1]), columns, offset))
+    blocks = _blocks(t.size * len(w_value) / BLOCK, (t.reshape(-1, t.shape[-1]), columns, offset))
     of_rows = jax.lax.map(sums, blocks).reshape(-1, 2, 2, len(w_value))[: len(offset)]
     alone = of_rows[:, 0]  # [rows, outputs, units]
     of_all = partial(jnp.einsum, "r,rku->uk", precision=PRECISION)
@@ -115,7 +112,7 @@ def _backward(slope, residuals, cotangent):
         "w_out": with_t * w_linear[:, None]
         + with_f * w_value[:, None]
         + with_1 * cv["b_in"][:, None],
-        "b_out": len(f) * jnp.sum(sum_of_events(g), axis=-1),
+        "b_out": len(f) * jnp.sum(g, axis=(1, 2)),
     }
     # Not needed while parameters are adapted, and then left out by the compiler.
     d_value = jnp.einsum("rku,uk,u->r", alone, w_out, w_value, precision=PRECISION)
@@ -145,17 +142,10 @@ def _steepness(cv, f, t, g, slope):
     return jax.lax.scan(add, zeros, tuple(weights))[0]
 
 
-def _divide(length: int, blocks: float) -> int:
-    """The length of a block, if there are at least so many of about the same length."""
-    return math.ceil(length / max(1, math.ceil(blocks)))
-
-
-def _blocks(length: int, tree: Any) -> Any:
-    """The first axis cut into blocks, the last of them filled up with zeros."""
-
-    def cut(leaf):
-        padding = -len(leaf) % length
-        leaf = jnp.pad(leaf, [(0, padding)] + [(0, 0)] * (leaf.ndim - 1))
-        return leaf.reshape(-1, length, *leaf.shape[1:])
-
-    return jax.tree.map(cut, tree)
+def _blocks(count: float, tree: Any) -> Any:
+    """The first axis cut into at least so many blocks of one length, the last of them filled up
+    with zeros."""
+    first = len(jax.tree.leaves(tree)[0])
+    length = math.ceil(first / max(1, math.ceil(count)))
+    padded = lambda leaf: jnp.pad(leaf, [(0, -first % length)] + [(0, 0)] * (leaf.ndim - 1))
+    return jax.tree.map(lambda leaf: padded(leaf).reshape(-1, length, *leaf.shape[1:]), tree)

@@ -2,8 +2,7 @@
 
 from jaxtyping import Array, Float
 
-from ..arrays import mean_of_others
-from ..fast import sum_of_events
+from ..fast import mean_of_others, sum_of_events
 from ..objective import Evaluated
 from ..operators import Row
 from .network import NetworkSurrogate

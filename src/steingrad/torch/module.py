@@ -68,7 +68,7 @@ class Estimator(nn.Module):
                 "cannot look into a function of PyTorch. Rodeo, Lariat and Bronco use the gradient "
                 "of f at the samples; ModifiedRelax is a relative that does not need f there."
             )
-        if type(estimator).weights is not JaxEstimator.weights:
+        if estimator.weighs_samples:
             raise TypeError(
                 f"{type(estimator).__name__} weighs its samples, whose plain mean is what is "
                 "returned and differentiated here. Take it in JAX, or another one: RLOO, CARMS."

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, UInt8
 
-from steingrad.arrays import sum_of_events
+from steingrad.fast import sum_of_events
 
 from ..data import binarize, rescale
 
