@@ -9,15 +9,18 @@ STAMP := $(VENV)/.installed
 # PyTorch gets an environment of its own: from the registry it brings gigabytes of GPU libraries.
 TORCH_VENV := .venv-torch
 TORCH_STAMP := $(TORCH_VENV)/.installed
+# Versions to install: `make test CONSTRAINTS=` takes the newest, `CONSTRAINTS=lowest.txt` the lowest ones.
+CONSTRAINTS := constraints.txt
+CONSTRAIN = $(addprefix -c ,$(CONSTRAINTS))
 
 .PHONY: install run test test-all test-torch lint format bench docs docs-serve clean
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later was found: install one, or name it with make PYTHON=/path/to/python."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[experiments,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check $(CONSTRAIN) -e '.[experiments,dev]'
 	touch $@
 
 run: $(STAMP)
@@ -30,10 +33,10 @@ test: $(STAMP)
 test-all: $(STAMP)
 	XLA_FLAGS= $(BIN)/pytest -n 2 --dist loadfile
 
-$(TORCH_STAMP): pyproject.toml constraints.txt
+$(TORCH_STAMP): pyproject.toml $(CONSTRAINTS)
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later was found: install one, or name it with make PYTHON=/path/to/python."; exit 1; }
 	$(PYTHON) -m venv $(TORCH_VENV)
-	$(TORCH_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,experiments,test]'
+	$(TORCH_VENV)/bin/pip install --quiet --disable-pip-version-check $(CONSTRAIN) -e '.[torch,experiments,test]'
 	touch $@
 
 test-torch: $(TORCH_STAMP)
@@ -58,5 +61,10 @@ docs: $(STAMP)
 docs-serve: $(STAMP)
 	$(BIN)/mkdocs serve
 
+# The lower bounds of pyproject.toml as exact versions; needs uv.
+lowest.txt: pyproject.toml
+	uv pip compile --quiet --python "$(PYTHON)" --resolution lowest-direct --extra experiments --extra dev \
+		--no-annotate --output-file $@ $<
+
 clean:
-	rm -rf $(VENV) $(TORCH_VENV) site .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(TORCH_VENV) lowest.txt site .pytest_cache .ruff_cache
