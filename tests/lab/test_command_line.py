@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import steingrad
 import steingrad_lab.cli
 from steingrad_lab import data
 from steingrad_lab.cli import main
