@@ -1,10 +1,12 @@
 """How far the code of one estimate is spread: calls of our functions, and changes of file.
 
-`jit(grad(expectation))` is traced once, and a profiler counts each call of a function in
-`src/steingrad` and each time that the called function is in another file than the one called
-before it. Functions without a name (lambdas, comprehensions) do not count. The counts do not depend on the machine, so that they can be compared between versions.
+`jit(grad(expectation))` is traced once. A profiler counts each call of a function in
+`src/steingrad`, and each time that the called function is in another file than the one called
+before it. Functions without a name (lambdas, comprehensions) do not count. The counts do not depend
+on the machine, so that they can be compared between versions.
 
-    python benchmarks/calls.py
+    python benchmarks/calls.py           # the counts
+    python benchmarks/calls.py --each    # and the calls of each function
 """
 
 import sys

@@ -12,7 +12,7 @@ import steingrad
 SOURCE = Path(steingrad.__file__).parent.parent
 # From left to right; rooms in one line do not know each other.
 LIBRARY = [
-    ("arrays", "derivatives"),
+    ("arrays", "derivatives", "fast"),
     ("distributions",),
     ("objective",),
     ("operators",),
@@ -98,3 +98,56 @@ def test_importing_the_laboratory_imports_no_jax():
     loaded = loaded_by("import steingrad_lab.__main__")
     assert "steingrad_lab" in loaded
     assert not loaded & {"jax", "numpy", "steingrad"}
+
+
+def kinds_asked_for(path: Path) -> list[str]:
+    """The classes of distributions that a file asks for with `isinstance`."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            names = {n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)}
+            found += sorted(names & DISTRIBUTIONS)
+    return found
+
+
+DISTRIBUTIONS = {
+    name
+    for name, kind in vars(steingrad.distributions).items()
+    if isinstance(kind, type) and issubclass(kind, steingrad.Distribution)
+}
+# Where an argument of a user is checked at a door.
+DOORS = {
+    "steingrad/estimators/base.py": ["Distribution"],
+    "steingrad/estimators/checks.py": ["Distribution"],
+    "steingrad/policy_gradient.py": ["Autoregressive"],
+}
+
+
+def test_only_doors_ask_for_the_kind_of_a_distribution():
+    outside = [path for path in FILES if room(path) != "steingrad.distributions"]
+    asked = {str(path.relative_to(SOURCE)): kinds_asked_for(path) for path in outside}
+    assert {path: kinds for path, kinds in asked.items() if kinds} == DOORS
+    assert "Joint" in DISTRIBUTIONS
+
+
+def test_no_estimator_operator_or_surrogate_knows_a_joint():
+    rooms = {"steingrad.estimators", "steingrad.operators", "steingrad.surrogates"}
+    for path in FILES:
+        if room(path) in rooms:
+            names = {n.id for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Name)}
+            assert "Joint" not in names, path
+
+
+def test_no_estimator_imports_another():
+    """What estimators share has files of its own."""
+    folder = SOURCE / "steingrad" / "estimators"
+    public = {kind.__module__ for kind in vars(steingrad).values() if _is_estimator(kind)}
+    for path in folder.glob("*.py"):
+        here = f"steingrad.estimators.{path.stem}"
+        if path.stem != "__init__":
+            others = public - {here, "steingrad.estimators.base"}
+            assert not imports(path) & others, path
+
+
+def _is_estimator(kind) -> bool:
+    return isinstance(kind, type) and issubclass(kind, steingrad.Estimator)

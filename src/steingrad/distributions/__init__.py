@@ -7,6 +7,10 @@ from .categorical import Categorical as Categorical
 from .from_log_prob import FromLogProb as FromLogProb
 from .gibbs_sampler import Chains as Chains
 from .gibbs_sampler import GibbsSampler as GibbsSampler
+from .independent import Independent as Independent
 from .joint import Joint as Joint
+from .neighbours import Neighbours as Neighbours
 from .ordinal import Ordinal as Ordinal
+from .relaxable import Relaxable as Relaxable
 from .subset import Subset as Subset
+from .values import RealValued as RealValued
