@@ -105,8 +105,8 @@ def test_without_the_extra(missing):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.strip() == (
-        f"The command steingrad needs {missing}, which comes with an extra: "
-        "pip install 'steingrad[experiments]'."
+        f"The command steingrad needs the package {missing}, which is not installed: "
+        "run pip install 'steingrad[experiments]'."
     )
 
 
