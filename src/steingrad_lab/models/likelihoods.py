@@ -1,4 +1,4 @@
-"""How the decoder's output explains an image."""
+"""Likelihoods: the distribution of an image given the output of the decoder."""
 
 import math
 
@@ -13,7 +13,7 @@ from ..data import binarize, rescale
 
 
 class BernoulliLikelihood(eqx.Module):
-    """Binary pixels, drawn anew from the grey values at each visit.
+    """Binary pixels, drawn from the grey values each time an image is used.
 
     >>> import jax.numpy as jnp
     >>> float(BernoulliLikelihood().log_prob(jnp.array([0.0, 0.0]), jnp.array([1.0, 0.0])).round(3))
@@ -21,7 +21,7 @@ class BernoulliLikelihood(eqx.Module):
     """
 
     def observe(self, key: PRNGKeyArray, images: UInt8[Array, "... pixels"]):
-        """What the model sees of stored images."""
+        """Returns the input of the model for stored images: binary pixels, drawn at random."""
         return binarize(key, images)
 
     def log_prob(
@@ -36,7 +36,7 @@ class BernoulliLikelihood(eqx.Module):
 
 
 class GaussianLikelihood(eqx.Module):
-    """Pixels in [-1, 1] with a learned variance each, max(softplus(v), 1e-3), v starting at -0.5.
+    """Pixels in [-1, 1], each with a learned variance max(softplus(v), 1e-3). Initially v = -0.5.
 
     >>> import jax.numpy as jnp
     >>> likelihood = GaussianLikelihood(2)
@@ -50,7 +50,7 @@ class GaussianLikelihood(eqx.Module):
         self.raw_variance = jnp.full(pixels, -0.5)
 
     def observe(self, key: PRNGKeyArray, images: UInt8[Array, "... pixels"]):
-        """What the model sees of stored images."""
+        """Returns the input of the model for stored images: pixels in [-1, 1]."""
         return rescale(images)
 
     def log_prob(

@@ -149,7 +149,7 @@ def test_slow_steps_are_kept_before_a_checkpoint_is_due(tmp_path, monkeypatch):
 def test_images_that_the_residual_network_cannot_halve(tmp_path):
     np.savez(tmp_path / "ten.npz", train=np.zeros((40, 10, 10)))
     config = Config(dataset=str(tmp_path / "ten.npz"), network="resnet", batch_size=5)
-    with pytest.raises(RunError, match="must divide by 4"):
+    with pytest.raises(RunError, match="multiples of 4"):
         Task.load(config)
 
 
