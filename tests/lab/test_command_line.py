@@ -286,7 +286,7 @@ class TestCommandLine:
     def test_tensorboard_that_is_not_there(self, tmp_path, monkeypatch, capsys):
         monkeypatch.setitem(sys.modules, "tensorboardX", None)
         assert self.run("train", "--tensorboard", "--out", tmp_path / "run") == 1
-        assert "TensorBoard needs an extra" in capsys.readouterr().err
+        assert "TensorBoard output needs the package tensorboardX" in capsys.readouterr().err
         assert not (tmp_path / "run").exists()
 
     def test_unknown_dataset(self, capsys):

@@ -1,4 +1,4 @@
-"""Training: configuration, task, step, loop, evaluation, run folder."""
+"""Training: configuration, training loop, evaluation and run folders."""
 
 from .config import Config as Config
 from .config import ConfigError as ConfigError

@@ -1,6 +1,5 @@
-"""Lines of metrics: what a run reports, and what its reports come to."""
+"""Lines of metrics: how a run makes them, and their means over seeds."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,13 +7,14 @@ import numpy as np
 from ..estimators import DESCRIPTIONS
 from .runs import Run
 from .step import State, grad_variance
+from .stored import numbers_of
 from .task import Task
 
 
 def report_lines(
     task: Task, state: State, step: int, since: int, seconds: float
 ) -> list[dict[str, Any]]:
-    """A line of metrics for each seed, of the steps from `since` to `step`."""
+    """Returns a line of metrics for each seed, about the steps from `since` to `step`."""
     lines = []
     for number, seed in enumerate(task.config.seeds):
         own = task.state_of(state, number)
@@ -33,13 +33,8 @@ def report_lines(
     return lines
 
 
-def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics in a line, without what says when and where they were taken."""
-    return {name: value for name, value in line.items() if name not in ("step", "seed", "final")}
-
-
 def summary(run: Run) -> dict[str, float]:
-    """Mean over seeds of the last value of each metric."""
+    """Returns the last value of each metric, averaged over seeds."""
     last: dict[str, dict[int, float]] = {}
     for line in run.metrics():
         for name, value in numbers_of(line).items():

@@ -108,7 +108,7 @@ class TestSweep:
             assert attempt(job) is None
         said = (tmp_path / "run" / "errors.log").read_text()
         assert "warning: " in said
-        assert "(not an object) left out" in said
+        assert "(not an object)." in said
 
     def test_one_process_for_each_run(self, tmp_path, monkeypatch):
         monkeypatch.setattr("steingrad_lab.sweeps.worker.LOCK_SECONDS", 0.0)
