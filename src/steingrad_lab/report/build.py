@@ -1,4 +1,4 @@
-"""The report of a collection of runs."""
+"""Build the report of a collection of runs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -67,14 +67,14 @@ def build(collection: Collection) -> Report:
     return Report(
         "The paper's experiments with steingrad",
         (found, *short, *full, NUMBERS.format(where=""), CURVES, *missing),
-        # Each table says how far it is from the paper's budget.
+        # The summary has no sentence on the budget here, because each table has its own.
         (found, *full, NUMBERS.format(where=" where the steps are as many")),
         tuple(sections),
     )
 
 
 def _missing_tasks(experiment: Experiment, found: Mapping[Entry, Group]) -> tuple[str, ...]:
-    """A sentence about tasks of which nothing was run."""
+    """Returns a sentence that lists the tasks without any run."""
     there = {(*column(entry), entry.config.samples) for entry in found}
     configs = [entry.config for entry in experiment.entries]
     missing = {
@@ -91,7 +91,7 @@ def _unused(runs: Sequence[tuple[StoredRun, str]]) -> Table:
 
 
 def _provenance(runs: Sequence[StoredRun]) -> Section:
-    """Environments, data and commits."""
+    """Returns the section on environments, data files and commits."""
     machines: dict[str, list[StoredRun]] = {}
     files: dict[tuple[str, str], bool | None] = {}
     for run in runs:

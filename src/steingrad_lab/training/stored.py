@@ -74,14 +74,16 @@ def _from_1(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _known(name: str, sha256: str) -> bool | None:
     """Whether a file has a published SHA-256. `None` if only other kinds of hashes are known."""
-    for source in SOURCES.values():
-        for file in (file for forms in source.files for file in forms):
-            if name == f"{source.folder}/{file.name}":
-                if f"sha256:{sha256}" in file.hashes:
-                    return True
-                only = all(known.startswith("sha256:") for known in file.hashes)
-                return False if only else None
-    return True  # the digits, which are part of scikit-learn
+    published = {
+        f"{source.folder}/{file.name}": file.hashes
+        for source in SOURCES.values()
+        for forms in source.files
+        for file in forms
+    }
+    hashes = published.get(name)
+    if hashes is None or f"sha256:{sha256}" in hashes:  # None: scikit-learn's digits
+        return True
+    return False if all(known.startswith("sha256:") for known in hashes) else None
 
 
 def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
