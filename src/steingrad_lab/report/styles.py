@@ -28,7 +28,7 @@ STYLES = (
     Style("#00808f", "#4fd0de", (6, 2, 1.5, 2), "v"),
     Style("#7a4a21", "#d3a077", (10, 3), "o"),
     Style("#c2185b", "#ff77ae", (4, 1.5, 1, 1.5, 1, 1.5), "^"),
-    # The next style is grey, for a biased estimator.
+    # The next three styles belong to the biased estimators.
     Style("#767676", "#a8a8a8", (1, 3), "s"),
     Style("#d55e00", "#ff8c42", (), "D"),
     Style("#000000", "#f2f2f2", (8, 1.5, 1, 1.5), "X"),
