@@ -41,7 +41,7 @@ def load(
 ) -> Dataset:
     """Loads a dataset by name (one of `NAMES`) or the user's own images by path (see `read_own`).
 
-    The files are searched in three places: `data_dir` (or else `$STEINGRAD_DATA_DIR`), the user's
+    Files are looked for in three places: `data_dir` (or else `$STEINGRAD_DATA_DIR`), the user's
     cache, and Debian's `/usr/share/datasets`. Unless `download` is false, missing files are
     downloaded into the first of these that is writable, but never into Debian's folder. A local
     file that differs from the published one is used, with a warning.
@@ -98,7 +98,7 @@ def _digits() -> Images:
 
     scikit-learn orders the images by writer, so splits of consecutive images would differ. Taking
     every 1111th image, modulo 1797, spreads each split evenly over the writers, because
-    1797 / 1111 is close to the golden ratio. No random generator is needed that might change.
+    1797 / 1111 is close to the golden ratio. Unlike a random order, this one can never change.
     """
     from sklearn.datasets import load_digits
 

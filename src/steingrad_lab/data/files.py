@@ -7,6 +7,10 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .formats import DataError, Images, read_bytes, unpack
 from .sources import File, Source
@@ -139,12 +143,12 @@ def _download(forms: tuple[File, ...], places: list[Path]) -> tuple[File, Path]:
         try:
             # Not pooch.retrieve, which cannot verify a git hash. The file is moved to its final
             # name only when it is complete and verified, so no other process sees half of it.
-            with tempfile.TemporaryDirectory(dir=place) as scratch, _ProgressBar(file.name) as bar:
+            with tempfile.TemporaryDirectory(dir=place) as scratch, _progress() as progress:
                 arriving = Path(scratch, file.name)
-                fetch = pooch.HTTPDownloader(bar, chunk_size=2**16)  # pyright: ignore[reportArgumentType]
-                fetch(url, str(arriving), None)
+                bar: Any = _Bar(progress, file.name)
+                pooch.HTTPDownloader(bar, chunk_size=2**16)(url, str(arriving), None)
                 if not is_published(file, arriving.read_bytes()):
-                    raise DataError("the downloaded file has a different hash than the published")
+                    raise DataError("the downloaded file has a different hash")
                 return file, arriving.replace(place / file.name)
         except (OSError, DataError) as error:
             # The text of requests repeats the URL and wraps the cause. Keep what helps the user.
@@ -162,43 +166,30 @@ def _is_writable(place: Path) -> bool:
     return os.access(place, os.W_OK)
 
 
-class _ProgressBar:
-    """The progress bar interface of pooch, drawn by rich. pooch sets `total` first."""
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    )
 
-    def __init__(self, label: str):
-        from rich import progress
-        from rich.console import Console
 
-        self._bar = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.DownloadColumn(),
-            progress.TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=not sys.stderr.isatty(),
-        )
-        self._task = self._bar.add_task(label, total=None)
+class _Bar:
+    """The progress bar interface of pooch, drawn by rich. pooch sets `total` before it starts."""
 
-    def __enter__(self) -> "_ProgressBar":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    @property
-    def total(self) -> float | None:
-        return self._bar.tasks[0].total
-
-    @total.setter
-    def total(self, size: int) -> None:
-        self._bar.update(self._task, total=size or None)  # pooch's 0 means an unknown size
+    def __init__(self, progress: Progress, label: str):
+        self.total = 0
+        self._progress, self._task = progress, progress.add_task(label, total=None)
 
     def update(self, size: int) -> None:
-        self._bar.advance(self._task, size)
+        # A total of 0 means that the size is unknown.
+        self._progress.update(self._task, total=self.total or None, advance=size)
 
     def reset(self) -> None:
-        self._bar.reset(self._task)
+        self._progress.reset(self._task)
 
     def close(self) -> None:
         pass

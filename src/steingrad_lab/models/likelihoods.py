@@ -27,11 +27,11 @@ class BernoulliLikelihood(eqx.Module):
     def log_prob(
         self, outputs: Float[Array, "... pixels"], y: Float[Array, "... pixels"]
     ) -> Float[Array, "..."]:
-        r"""$\log p(y \mid x)$, where `outputs` are the logits."""
+        r"""Returns $\log p(y \mid x)$, where `outputs` are the logits."""
         return sum_of_events(y * outputs - jax.nn.softplus(outputs))
 
     def mean(self, outputs: Float[Array, "... pixels"]) -> Float[Array, "... pixels"]:
-        """The expected image, between 0 and 1."""
+        """Returns the mean image, with values between 0 and 1."""
         return jax.nn.sigmoid(outputs)
 
 
@@ -56,13 +56,13 @@ class GaussianLikelihood(eqx.Module):
     def log_prob(
         self, outputs: Float[Array, "... pixels"], y: Float[Array, "... pixels"]
     ) -> Float[Array, "..."]:
-        r"""$\log p(y \mid x)$, where `outputs` are the means."""
+        r"""Returns $\log p(y \mid x)$, where `outputs` are the means."""
         variance = jnp.maximum(jax.nn.softplus(self.raw_variance), 1e-3)
         constant = -0.5 * jnp.sum(jnp.log(variance) + math.log(2 * math.pi))
         return constant - sum_of_events((0.5 / variance) * (y - outputs) ** 2)
 
     def mean(self, outputs: Float[Array, "... pixels"]) -> Float[Array, "... pixels"]:
-        """The expected image, between 0 and 1."""
+        """Returns the mean image, with values between 0 and 1."""
         return (jnp.clip(outputs, -1, 1) + 1) / 2
 
 

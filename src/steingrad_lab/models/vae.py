@@ -21,9 +21,8 @@ class VAE(eqx.Module):
     $q(x \mid y) = q(x_1 \mid y) \, q(x_2 \mid x_1) \cdots$. Every $x_l$ is a vector of bits, and
     the prior $p(x_L)$ is uniform and fixed.
 
-    `encoders[l - 1]` maps $x_{l-1}$ (the image $y$ if $l = 1$) to the logits of $x_l$.
-    `decoders[l - 1]` maps $x_l$ to the logits of $x_{l-1}$ (to the likelihood's parameters if
-    $l = 1$).
+    `encoders[l - 1]` maps $x_{l-1}$ to the logits of $x_l$, where $x_0$ is the image $y$.
+    `decoders[l - 1]` maps $x_l$ to the logits of $x_{l-1}$, or to the likelihood's parameters.
 
     >>> import jax, jax.numpy as jnp
     >>> from steingrad_lab.models import BernoulliLikelihood

@@ -128,7 +128,6 @@ def published_variances() -> dict[Config, tuple[int, float]]:
 
 
 def find(name: str) -> Experiment:
-    """Returns the experiment with this name."""
     known = experiments()
     if name not in known:
         raise ConfigError(f"There is no experiment {name!r}. Choose from: {', '.join(known)}.")

@@ -14,7 +14,7 @@ TIMED_ON = "an NVIDIA 3080Ti"
 
 
 def architecture(layers: int, network: str = "mlp") -> dict[str, Any]:
-    """Returns the sizes of the paper's models, which are affine with more than one layer."""
+    """Returns the paper's layer sizes and hidden units. Several layers have no hidden units."""
     sizes: dict[str, Any] = {"layer_sizes": (LAYER_SIZE,) * layers}
     if network == "mlp":  # the sizes of residual networks are fixed
         sizes["hidden"] = (200, 200) if layers == 1 else ()

@@ -10,7 +10,7 @@ from .collect import RESULTS, collect, results
 from .figures import plot
 from .markdown import summary, to_markdown
 from .page import to_html
-from .parts import Figure, Report
+from .parts import Report
 
 BEGIN = "<!-- results:begin -->"
 END = "<!-- results:end -->"
@@ -37,9 +37,8 @@ def write_report(directory: Path, out: Path, readme: Path | None = None) -> None
         for name, text in files.items():
             (new / name).write_bytes(_bytes(text))
         (new / "figures").mkdir()
-        for part in (part for section in report.sections for part in section.parts):
-            if isinstance(part, Figure):
-                plot(part.curves, part.metrics, new / "figures" / f"{part.name}.png")
+        for figure in report.figures:
+            plot(figure.curves, figure.metrics, new / "figures" / f"{figure.name}.png")
         (out / "figures").mkdir(exist_ok=True)
         for path in [*new.glob("figures/*"), *(new / name for name in files)]:
             path.replace(out / path.relative_to(new))

@@ -99,12 +99,9 @@ def _provenance(runs: Sequence[StoredRun]) -> Section:
         for name, sha256 in run.data_files.items():
             files[name, sha256] = run.published.get(name)
     names = ("Runs", "Commit", "Python", "Packages", "Device", "Platform")
-    columns = [_environment(members) for members in machines.values()]
-    rows = tuple(
-        (name, tuple(Cell(values[number]) for values in columns))
-        for number, name in enumerate(names)
-    )
-    headings = [f"environment {number}" for number in range(1, len(columns) + 1)]
+    columns = [map(Cell, _environment(members)) for members in machines.values()]
+    rows = tuple(zip(names, zip(*columns, strict=True), strict=True))
+    headings = [f"environment {number}" for number in range(1, len(machines) + 1)]
     environments = Table("Environment", ("", *headings), (Block("", rows),), words=True)
     said = {True: "as published", False: "not the published file", None: "not compared"}
     hashes = tuple(

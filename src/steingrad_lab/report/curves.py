@@ -25,7 +25,7 @@ STARS = {
 
 
 def experiment_figures(experiment: Experiment, found: Mapping[Entry, Group]) -> list[Figure]:
-    """Returns a figure for each task. An ablation is one figure, if it has two labels or more."""
+    """Returns a figure for each task. An ablation is one figure and needs two labels."""
     if experiment.show != "curves":
         return []
     if experiment.ablation and len({entry.label for entry in found}) < 2:

@@ -10,6 +10,10 @@ from .numbers import plural
 
 # The most names that a sentence lists.
 NAMED = 6
+FILES = {
+    False: "is not the published file: numbers may differ from the paper's for this alone.",
+    None: "could not be compared with the published file.",
+}
 PAPER_BUDGET = f"{plural(STEPS, 'step')} and {plural(len(SEEDS), 'seed')}"
 
 
@@ -68,11 +72,6 @@ def data_notes(found: Iterable[tuple[Config, Group]]) -> tuple[set[tuple], list[
                     columns.add((config.dataset, config.likelihood, len(config.layer_sizes)))
                     notes[name, run.data_files.get(name, "unknown")] = published
     return columns, [
-        f"† {name} (SHA-256 {sha256[:12]}…) "
-        + (
-            "could not be compared with the published file."
-            if published is None
-            else "is not the published file: numbers may differ from the paper's for this alone."
-        )
+        f"† {name} (SHA-256 {sha256[:12]}…) {FILES[published]}"
         for (name, sha256), published in sorted(notes.items())
     ]

@@ -43,10 +43,10 @@ def _parts(name: str, groups: Sequence[Group]) -> tuple[Table | Figure, ...]:
     configs = [group.config for group in groups]
     changed = differing(configs)
     labels = {config: label(config, configs) for config in configs}
-    estimators = {group.config.estimator for group in groups}
+    # If all estimators are different, each can have its usual style.
+    known = len({config.estimator for config in configs}) == len(groups)
     curves = []
     for number, group in enumerate(groups):
-        known = len(estimators) == len(groups)  # then each estimator can have its usual style
         style = DESCRIPTIONS[group.config.estimator].style if known else number
         shown = in_legend(labels[group.config], _biased(group))
         curve = mean_curve(shown, style, group, CURVES)

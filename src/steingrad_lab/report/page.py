@@ -42,12 +42,7 @@ def to_html(report: Report) -> str:
         f'<li><a href="#{escape(section.name)}">{escape(section.title)}</a></li>'
         for section in report.sections
     )
-    drawn = {
-        part.name: _data(part)
-        for section in report.sections
-        for part in section.parts
-        if isinstance(part, Figure)
-    }
+    drawn = {figure.name: _data(figure) for figure in report.figures}
     figures = {"styles": for_page(), "start": START, "margin": MARGIN, "figures": drawn}
     return PAGE.format(
         title=escape(report.title),

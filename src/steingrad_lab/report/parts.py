@@ -105,3 +105,8 @@ class Report:
     brief: tuple[str, ...]
     """The sentences before the first section in a summary."""
     sections: tuple[Section, ...]
+
+    @property
+    def figures(self) -> list[Figure]:
+        parts = [part for section in self.sections for part in section.parts]
+        return [part for part in parts if isinstance(part, Figure)]

@@ -151,7 +151,7 @@ def _with_error(ours: Estimate, published: Published) -> Estimate:
 
 
 def _reference(experiment: Experiment, rivals: Sequence[Entry]) -> Entry | None:
-    """Returns the entry by whose time others are divided. K = 3 has no DisARM, but ARMS."""
+    """Returns the entry by whose time others are divided. For K = 3, without DisARM, it is ARMS."""
     for name in (experiment.reference, "arms"):
         for entry in rivals:
             if entry.config.estimator == name:

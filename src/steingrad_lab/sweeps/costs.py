@@ -54,7 +54,7 @@ def measured_ms(lines: list[dict[str, Any]]) -> float | None:
 
 
 def _kind(config: Config) -> Config:
-    """Returns the configuration with all settings that do not affect the time of a step reset.
+    """Returns a configuration that is the same for all runs whose steps take the same time.
 
     >>> _kind(Config(dataset="mnist", seeds=(4,))) == _kind(Config(dataset="omniglot", steps=5))
     True

@@ -15,7 +15,7 @@ from ..training.config import ConfigError
 from ..training.runs import RunError
 from .worker import Job, append_log, attempt
 
-# How often Ray restarts a run if its worker or node is lost.
+# How many times Ray restarts a run if its worker or node is lost.
 RAY_RETRIES = 3
 # With -P, modules in the current folder are not imported by mistake.
 PYTHON = (sys.executable, "-P", "-c")
@@ -56,7 +56,7 @@ class Processes:
         self._running: list[tuple[Job, subprocess.Popen, IO[bytes], list[int]]] = []
 
     def accelerated(self) -> bool:
-        # JAX reserves the accelerator's memory, so another process has to look.
+        # JAX would reserve the accelerator's memory in this process, so another process is asked.
         code = "import jax; print(jax.default_backend())"
         done = subprocess.run([*PYTHON, code], capture_output=True, text=True)
         return done.returncode == 0 and done.stdout.split()[-1:] not in ([], ["cpu"])
@@ -116,10 +116,7 @@ def _problem(job: Job, code: int, output: str, errors: str) -> str | None:
     if output:
         return output
     if code == -getattr(signal, "SIGKILL", 9):
-        return (
-            "The worker was killed (SIGKILL). If you did not kill it, the machine probably ran out "
-            "of memory: use fewer workers."
-        )
+        return "The worker was killed (SIGKILL), probably for lack of memory. Use fewer workers."
     how = f"by signal {-code}" if code < 0 else f"with code {code}"
     last = errors.strip().splitlines()[-1:] or ["there was no message"]
     return f"The worker ended {how}: {last[0]}"
@@ -143,7 +140,7 @@ class RayCluster:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError) as error:
             raise RunError(
-                f"There is no Ray cluster at {address}: {error} Start one, or correct --address."
+                f"There is no Ray cluster at {address} ({error}). Start one, or correct --address."
             ) from None
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         cores = [int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1]

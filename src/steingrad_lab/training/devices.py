@@ -46,7 +46,7 @@ class Devices(NamedTuple):
         if batch_size % len(devices):
             raise RunError(
                 f"A batch of {batch_size} images cannot be divided evenly among {len(devices)} "
-                "devices. Choose a multiple of the number of devices, or fewer devices."
+                "devices. Choose another batch size, or another number of devices."
             )
         return cls(Mesh(np.array(devices), ("batch",)))
 

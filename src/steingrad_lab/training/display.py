@@ -24,7 +24,7 @@ BarsT = TypeVar("BarsT", bound="_Bars")
 
 
 class _Yielding(ProgressColumn):
-    """A column that is shortened first when the terminal is too narrow. Its text is no markup."""
+    """A column that is shortened first when the terminal is too narrow. It has no markup."""
 
     def __init__(self, text: str):
         super().__init__()

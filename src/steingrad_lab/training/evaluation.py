@@ -1,8 +1,8 @@
-"""Bounds on the log-likelihood of a model, averaged over a whole split."""
+"""What a run measures: metrics of training steps, and bounds of a model on a whole split."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt8
 
+from ..estimators import DESCRIPTIONS
 from ..models import VAE
-from .step import State
+from .step import State, grad_variance
 from .task import Task
 
 IMAGES_AT_A_TIME = 100
@@ -84,11 +85,30 @@ def _add_samples(
     return jnp.stack([sums[0] + jnp.sum(weights, axis=0), jnp.logaddexp(sums[1], log_sum)])
 
 
-def elbos(task: Task, state: State, number: int, step: int) -> dict[str, float]:
-    """Returns the ELBO on the training and validation splits for the seed of this number.
+def report_lines(
+    task: Task, state: State, step: int, since: int, seconds: float
+) -> list[dict[str, Any]]:
+    """Returns a line of metrics for each seed, about the steps from `since` to `step`."""
+    lines = []
+    for number, seed in enumerate(task.config.seeds):
+        own = task.state_of(state, number)
+        line = {
+            "step": step,
+            "seed": seed,
+            "objective": float(own.elbo_sum) / int(own.elbo_steps),
+            "grad_variance": float(grad_variance(own, step)),
+            "ms_per_step": 1000 * seconds / (step - since),
+        }
+        for layer, cv in enumerate(own.cv, 1):
+            suffix = f"_{layer}" if len(own.cv) > 1 else ""
+            for name in DESCRIPTIONS[task.config.estimator].watch if cv is not None else ():
+                line[name + suffix] = float(getattr(cv, name))
+        lines.append(line)
+    return lines
 
-    One sample is drawn for each image.
-    """
+
+def elbos(task: Task, state: State, number: int, step: int) -> dict[str, float]:
+    """Returns the ELBOs on two splits for the seed at position `number`, with one sample each."""
     model, key = task.model(state, number), evaluation_key(task.config.seeds[number], step)
     return {
         f"{split}_elbo": evaluate(model, getattr(task.dataset, split), 1, key).elbo
@@ -97,7 +117,7 @@ def elbos(task: Task, state: State, number: int, step: int) -> dict[str, float]:
 
 
 def final_bounds(task: Task, state: State, number: int) -> dict[str, float]:
-    """Returns all ELBOs and bounds at the end of a run, for the seed of this number."""
+    """Returns all ELBOs and bounds at the end of a run, for the seed at position `number`."""
     config = task.config
     found = elbos(task, state, number, config.steps)
     model, key = task.model(state, number), evaluation_key(config.seeds[number], config.steps)

@@ -16,7 +16,7 @@ LOCK, OWNER = ".lock", ".owner"
 
 @contextlib.contextmanager
 def sole_owner(folder: Path, wait: float = 0.0) -> Iterator[None]:
-    """Locks a folder, and creates it if necessary. Raises if the lock takes over `wait` seconds.
+    """Locks a folder, which is created if missing. Raises if it stays locked for `wait` seconds.
 
     The operating system releases the lock when the process ends, however it ends.
     """

@@ -14,13 +14,12 @@ import numpy as np
 from .config import Config
 from .devices import Devices
 from .display import Display
-from .evaluation import elbos, final_bounds
+from .evaluation import elbos, final_bounds, report_lines
 from .lock import sole_owner
 from .resume import open_run
 from .runs import Run, RunError
 from .schedule import Schedule
 from .step import State
-from .summary import report_lines
 from .task import Task
 from .tensorboard import events, writer_class
 
@@ -103,7 +102,7 @@ def follow(
     except jax.errors.JaxRuntimeError as error:
         why = str(error).partition("\n")[0]
         raise RunError(
-            f"The connection to the other processes failed: {why} If the first process has "
+            f"The connection to the other processes failed ({why}). If the first process has "
             "stopped, its messages say why."
         ) from error
 

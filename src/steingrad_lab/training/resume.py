@@ -100,7 +100,7 @@ def _check_same(run: Run, task: Task) -> None:
 
 
 def environments(run: Run, step: int) -> dict[str, Any]:
-    """Returns the fields of the record to update if the environment of a run has changed."""
+    """Returns the changed fields of the record if a run continues in another environment."""
     now, before = environment(), run.record["environment"]
     if now == before:
         return {}

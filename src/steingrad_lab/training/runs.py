@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import secrets
+import statistics
 import subprocess
 import warnings
 from collections.abc import Iterator, Mapping
@@ -21,10 +22,11 @@ import equinox as eqx
 import jax
 
 from .config import Config, ConfigError, from_json, to_json
-from .stored import FORMAT, RunError, json_line, parse_metrics, to_present
+from .stored import FORMAT, RunError, json_line, numbers_of, parse_metrics, to_present
 
 # How many checkpoints are kept: a second one in case the newest is damaged.
 KEEP = 2
+RESTORE = "Restore it from a copy, or use another folder."
 CHECKPOINT = re.compile(r"checkpoint-(\d+)\.eqx")
 
 
@@ -94,9 +96,11 @@ class Run:
                 "`steingrad train` wrote."
             ) from None
         except OSError as error:
-            raise RunError(f"{place} cannot be read: {error.strerror}.") from None
+            raise RunError(
+                f"{place} cannot be read: {error.strerror}. Check its permissions."
+            ) from None
         except (ValueError, RecursionError) as error:
-            raise RunError(f"{place} is damaged: {error}.") from None
+            raise RunError(f"{place} is damaged: {error}. {RESTORE}") from None
         try:
             present = to_present(self.record)
             self.config = from_json(present["config"])
@@ -104,7 +108,8 @@ class Run:
             raise RunError(f"{place}: {error}") from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(
-                f"{place} is damaged: reading its settings gave {type(error).__name__}: {error}."
+                f"{place} is damaged: reading its settings gave {type(error).__name__}: {error}. "
+                f"{RESTORE}"
             ) from None
         self.published: Mapping[str, bool | None] = present["published"]
         self.identity: str | None = self.record.get("run")
@@ -120,7 +125,7 @@ class Run:
     ) -> "Run":
         """Creates a run in a folder without files of another run.
 
-        `data_files` has the SHA-256 of each data file, and `published` whether it is published.
+        `data_files` gives the SHA-256 of each data file; `published` says if it is published.
         """
         cls.refuse_existing(path)
         path.mkdir(parents=True, exist_ok=True)
@@ -169,7 +174,6 @@ class Run:
         self.config = from_json(to_present(self.record)["config"])
 
     def append(self, metrics: Mapping[str, Any]) -> None:
-        """Appends a line to `metrics.jsonl`."""
         with _writing(self._metrics), self._metrics.open("a") as file:
             file.write(self._line(metrics))
 
@@ -302,6 +306,15 @@ class Run:
         return Stored(step, state, lines)
 
 
+def summary(run: Run) -> dict[str, float]:
+    """Returns the last value of each metric, averaged over seeds."""
+    last: dict[str, dict[int, float]] = {}
+    for line in run.metrics():
+        for name, value in numbers_of(line).items():
+            last.setdefault(name, {})[line["seed"]] = value
+    return {name: statistics.fmean(values.values()) for name, values in last.items()}
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """Returns the checkpoints in a folder, from the newest to the oldest."""
     found = [path for path in folder.glob("checkpoint-*.eqx") if CHECKPOINT.fullmatch(path.name)]
@@ -342,7 +355,7 @@ def _cores() -> int | None:
 def _commit() -> str | None:
     """Returns the commit of the source tree, if git tracks this file.
 
-    Otherwise git may find a repository around the virtual environment, which is another project.
+    An installed package may lie in the repository of another project, which is not meant.
     """
     here = Path(__file__)
     known = _git("ls-files", "--error-unmatch", here.name, cwd=here.parent)

@@ -40,7 +40,7 @@ class State(NamedTuple):
 
 
 class Trainer(NamedTuple):
-    """Everything that stays the same during training: the initial state and the step."""
+    """The constant part of training. It makes the initial state and runs the steps."""
 
     config: Config
     model: VAE
@@ -128,7 +128,7 @@ class Trainer(NamedTuple):
     ) -> State:
         """Runs one step. If `adapt` is false, the control variates keep their values.
 
-        If `adapt` is a Python bool, their gradient is not even computed.
+        If `adapt` is a Python `False`, their gradient is not even computed.
         """
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 1), step)
         observe_key, elbo_key = jax.random.split(key)

@@ -16,7 +16,7 @@ from .devices import Devices
 from .runs import Run, RunError
 from .step import State, Trainer
 
-# The most steps in one dispatch. More would delay the progress bar; fewer would cost time.
+# The most steps in one dispatch. More would make progress hard to see, fewer would add overhead.
 STEPS_PER_DISPATCH = 250
 
 
@@ -51,18 +51,18 @@ class Task:
         return cls(config, dataset, trainer)
 
     def initial_state(self) -> State:
-        """Returns the state before the first step. Several seeds share one leading axis."""
+        """Returns the state before the first step. Several seeds are the first axis of arrays."""
         init = partial(self.trainer.init, build=partial(self.config.build_model, self.dataset))
         seeds = jnp.asarray(self.config.seeds, jnp.int32)
         return jax.jit(init)(seeds[0]) if len(seeds) == 1 else jax.jit(jax.vmap(init))(seeds)
 
     def state_of(self, state: State, number: int) -> State:
-        """Returns the state of the seed of this number."""
+        """Returns the state of the seed at position `number`."""
         several = len(self.config.seeds) > 1
         return jax.tree.map(lambda leaf: leaf[number], state) if several else state
 
     def model(self, state: State, number: int) -> VAE:
-        """Returns the model of the seed of this number."""
+        """Returns the model of the seed at position `number`."""
         return eqx.combine(self.state_of(state, number).model, self.trainer.model)
 
 
