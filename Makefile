@@ -1,12 +1,12 @@
-# The two commands that matter: `make run` and `make test`. Both set everything up first.
-# Any Python from 3.11 on; `make PYTHON=/path/to/python` takes another.
+# The main commands are `make run` and `make test`. Both install everything first.
+# PYTHON is the first Python 3.11 or later that is found. Choose another with `make PYTHON=/path/to/python`.
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(firstword $(foreach p,python3 python3.11 python3.12 python3.13 python3.14 python,\
 	$(shell command -v $(p) >/dev/null 2>&1 && $(p) -c '$(RECENT)' 2>/dev/null && echo $(p))))
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# PyTorch gets an environment of its own: from the registry it brings gigabytes of GPU libraries.
+# PyTorch has an environment of its own, because it installs gigabytes of GPU libraries.
 TORCH_VENV := .venv-torch
 TORCH_STAMP := $(TORCH_VENV)/.installed
 # Versions to install: `make test CONSTRAINTS=` takes the newest, `CONSTRAINTS=lowest.txt` the lowest ones.
@@ -18,7 +18,7 @@ CONSTRAIN = $(addprefix -c ,$(CONSTRAINTS))
 install: $(STAMP)
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
-	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later was found: install one, or name it with make PYTHON=/path/to/python."; exit 1; }
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later was found. Install one, or use make PYTHON=/path/to/python."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(CONSTRAIN) -e '.[experiments,dev]'
 	touch $@
@@ -29,12 +29,12 @@ run: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest -n 2 --dist loadfile -m 'not slow'
 
-# Everything, compiled as it is for users.
+# Runs all tests, compiled with the same flags as for users.
 test-all: $(STAMP)
 	XLA_FLAGS= $(BIN)/pytest -n 2 --dist loadfile
 
 $(TORCH_STAMP): pyproject.toml $(CONSTRAINTS)
-	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later was found: install one, or name it with make PYTHON=/path/to/python."; exit 1; }
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later was found. Install one, or use make PYTHON=/path/to/python."; exit 1; }
 	$(PYTHON) -m venv $(TORCH_VENV)
 	$(TORCH_VENV)/bin/pip install --quiet --disable-pip-version-check $(CONSTRAIN) -e '.[torch,experiments,test]'
 	touch $@

@@ -1,18 +1,17 @@
-"""Settings shared by the tests and by the examples in docstrings."""
+"""Settings for the tests and the doctests."""
 
 import importlib.util
 import os
 from pathlib import Path
 
-# Nearly all the time of the tests is compilation: what was compiled before, in another test, by a
-# process that a test starts or in an earlier session, is taken from disk. To be set before JAX is
-# imported.
+# Most of the time of the tests is compilation, so compiled programs are cached on disk for other
+# tests, subprocesses and later sessions. This must be set before JAX is imported.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA's remarks on what it finds there
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides messages of XLA about the cache
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-# And compiled with less optimisation and the older code generator, in half the time. Set XLA_FLAGS
-# yourself, to nothing for instance as `make test-all` does, to test what users get.
+# Less optimisation and the older code generator halve the compilation time. Set XLA_FLAGS yourself
+# to test what users get; `make test-all` sets it to nothing.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -23,16 +22,16 @@ import jax
 import numpy as np
 import pytest
 
-# Without PyTorch its room cannot be imported; `make test-torch` has it.
+# `steingrad.torch` cannot be imported without PyTorch; `make test-torch` tests it.
 if importlib.util.find_spec("torch") is None:
     collect_ignore = ["src/steingrad/torch"]
 
-# No silent change of type anywhere in the library.
+# The library must not rely on implicit dtype promotion.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
 @pytest.fixture(autouse=True)
 def _short_numbers():
-    """Examples show three digits."""
+    """Makes the arrays in doctests print three digits."""
     with np.printoptions(precision=3, suppress=True):
         yield

@@ -1,9 +1,9 @@
-"""Attacks on what is on disk: SIGKILL, damaged folders, several owners. Prints a table.
+"""Attack run folders: SIGKILL, Ctrl-C, damaged files, several processes. Prints a table.
 
     python benchmarks/attacks.py [--kills 20] [--sweep-kills 5] [--races 5] [--interrupts 20]
 
-Runs of a moment on the digits. Each process is forked from this one, which has imported everything
-but computed nothing: a kill may come at any moment after that, and takes no time to get to.
+The runs on the digits are very short. Each process is forked from this one, which has imported all
+modules but computed nothing. So a forked process can be killed at any moment of its real work.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from typing import Any
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{tempfile.gettempdir()}/steingrad-attacks")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA's remarks on what it finds there
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides messages of XLA about the cache
 
 import jax
 
@@ -59,11 +59,11 @@ def command(config: Config, schedule: Schedule, out: Path, *more: str) -> list[s
 
 
 def start(work: Callable[[], Any], log: Path) -> int:
-    """Work in a process of its own, its words in a file; the process id."""
+    """Starts a process that writes its output to a file. Returns the process id."""
     pid = os.fork()
     if pid:
         return pid
-    code = 70  # a traceback
+    code = 70  # stands for a traceback
     try:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, 1)
@@ -80,7 +80,7 @@ def start(work: Callable[[], Any], log: Path) -> int:
 
 
 def ended(pid: int, after: float) -> int | None:
-    """The exit code of a process within so many seconds; None if it is still at work."""
+    """Returns the exit code of a process, or `None` if it is still running after some seconds."""
     deadline = time.monotonic() + after
     while time.monotonic() < deadline:
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -96,18 +96,18 @@ def kill(pid: int) -> None:
 
 
 def content(path: Path) -> tuple[list[dict], bytes]:
-    """What a run came to: its metrics but for the clock, and the arrays of its last checkpoint."""
+    """Returns the metrics of a run without times, and the arrays of its last checkpoint."""
     run = Run(path)
     assert run.status == "finished"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what was left out: `train` has said it
+        warnings.simplefilter("ignore")  # `train` has given the same warnings
         metrics = list(run.metrics())
     lines = [{k: v for k, v in line.items() if k != "ms_per_step"} for line in metrics]
     return lines, run.checkpoints()[0].read_bytes().partition(b"\n")[2]
 
 
 def whole(place: Path, name: str, config: Config, schedule: Schedule) -> tuple[Path, float]:
-    """A run that nobody disturbs, and its seconds with everything compiled."""
+    """Returns an undisturbed run, and its duration when everything is already compiled."""
     seconds = 0.0
     for number in range(2):
         begun = time.monotonic()
@@ -120,7 +120,7 @@ def whole(place: Path, name: str, config: Config, schedule: Schedule) -> tuple[P
 
 
 def kills(place: Path, wanted: int, draw: random.Random) -> tuple[int, Counter]:
-    """SIGKILL at random moments of a run, resumed and killed again."""
+    """Kills a run at random moments, resumes it and kills it again."""
     reference, seconds = whole(place, "whole", TINY, SCHEDULE)
     expected, killed, outcomes, number = content(reference), 0, Counter(), 0
     while killed < wanted:
@@ -141,7 +141,7 @@ def kills(place: Path, wanted: int, draw: random.Random) -> tuple[int, Counter]:
 
 
 def sweep_kills(place: Path, wanted: int, draw: random.Random) -> tuple[int, Counter]:
-    """SIGKILL of a sweep with its workers, started again."""
+    """Kills a sweep and its workers, and starts the sweep again."""
     runs = {f"seed{seed}": dataclasses.replace(TINY, seeds=(seed,)) for seed in (1, 2)}
 
     def carry_out(out: Path) -> None:
@@ -169,7 +169,7 @@ def sweep_kills(place: Path, wanted: int, draw: random.Random) -> tuple[int, Cou
 
 
 def races(place: Path, wanted: int) -> tuple[int, Counter]:
-    """Four processes at once on one folder, half of them with --resume."""
+    """Starts four processes on the same folder, half of them with --resume."""
     reference, _ = whole(place, "small", SMALL, SMALL_SCHEDULE)
     outcomes: Counter = Counter()
     for number in range(wanted):
@@ -182,9 +182,9 @@ def races(place: Path, wanted: int) -> tuple[int, Counter]:
             code, said = ended(pid, 3600), log.read_text()
             if code == 0:
                 outcomes["trained, or found it finished"] += 1
-            elif "is at work in" in said:
+            elif "is in use by" in said:
                 outcomes["told who is at work"] += 1
-            elif "holds a run already" in said:
+            elif "contains a run already" in said:
                 outcomes["told that a run is there"] += 1
             else:
                 outcomes[f"code {code}: {said[-200:]}"] += 1
@@ -194,7 +194,7 @@ def races(place: Path, wanted: int) -> tuple[int, Counter]:
 
 
 def interrupts(place: Path, wanted: int, draw: random.Random) -> tuple[int, Counter]:
-    """Ctrl-C at random moments, most of them while XLA compiles."""
+    """Sends Ctrl-C at random moments, most of them while XLA compiles."""
     outcomes: Counter = Counter()
 
     def work(out: Path) -> None:
@@ -244,7 +244,7 @@ def _checkpoint(change: Callable[[bytes], bytes]) -> Callable[[Path], Any]:
 
 
 def _as(kind: str) -> Callable[[Path], Any]:
-    """The newest checkpoint is something else."""
+    """Returns a function that replaces the newest checkpoint by another kind of file."""
 
     def edit(path: Path) -> None:
         newest = _newest(path)
@@ -317,7 +317,7 @@ ZOO: dict[str, Callable[[Path], Any]] = {
 
 
 def attack(arguments: list[str]) -> tuple[str, str]:
-    """How a command ends: `went on`, `a sentence` or `TRACEBACK`; and what it said."""
+    """Returns how a command ends (`went on`, `a sentence` or `TRACEBACK`) and its output."""
     out, said = io.StringIO(), io.StringIO()
     with (
         warnings.catch_warnings(),
@@ -335,7 +335,7 @@ def attack(arguments: list[str]) -> tuple[str, str]:
 
 
 def zoo(place: Path, reference: Path) -> dict[str, tuple[str, str, str]]:
-    """How `train --resume`, `evaluate` and `report` take each damaged folder."""
+    """Returns how `train --resume`, `evaluate` and `report` end on each damaged folder."""
     expected, found = content(reference), {}
     for name, damage in ZOO.items():
         path = place / "zoo" / name.replace(" ", "-") / "run"
@@ -358,7 +358,7 @@ def zoo(place: Path, reference: Path) -> dict[str, tuple[str, str, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Attacks on what is on disk.")
+    parser = argparse.ArgumentParser(description="Attack run folders.")
     defaults = {"kills": 20, "sweep-kills": 5, "races": 5, "interrupts": 20, "seed": 0}
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -377,7 +377,8 @@ def main() -> None:
             tries, outcomes = carry_out()
             said = "; ".join(f"{count} × {outcome}" for outcome, count in outcomes.items())
             print(f"| {name} | {tries} | {said} |", flush=True)
-        # In this process, at last: JAX computes here, and no process is forked after that.
+        # This runs in the main process and comes last, since no process may be forked after JAX
+        # has computed something here.
         found = zoo(place, place / "small-1")
         words = "damaged folders: `train --resume`, `evaluate`, `report`"
         bad = sum("TRACEBACK" in outcome for outcomes in found.values() for outcome in outcomes)

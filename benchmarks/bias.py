@@ -1,16 +1,16 @@
-"""When does bias pay? Biased and unbiased estimators in long trainings, and by their samples.
+"""When does bias pay off? Compare biased and unbiased estimators in long training runs.
 
     python benchmarks/bias.py train small                    # digits, samples: 20 CPU-minutes
     python benchmarks/bias.py train mnist --workers 2        # 100,000 steps of five estimators
     python benchmarks/bias.py train mnist-samples --workers 2
-    python benchmarks/bias.py measure small mnist            # times, and what the runs came to
+    python benchmarks/bias.py measure small mnist            # times and results of the runs
     python benchmarks/bias.py figure                         # docs/bias-*.png
 
-`train` makes the run folders of `steingrad train`, below `--out`; stopped, the same command goes on
-where it was. `measure` times a training step of every configuration, in turn, because runs that
-shared the machine with others say little about time: the clock counts steps of one of them, RODEO
-or RLOO with K = 2. It writes `benchmarks/results/bias-*.json`; runs that are not finished count as
-far as they have come. `figure` draws what has been measured.
+`train` writes run folders below `--out`. If it is stopped, the same command continues. `measure`
+times a training step of every configuration in turn, because times of runs that shared the machine
+are not reliable. The unit of time is one step of RODEO or RLOO with K = 2. `measure` writes
+`benchmarks/results/bias-*.json`; unfinished runs are included up to their last step. `figure` draws
+the measurements.
 """
 
 import argparse
@@ -36,11 +36,11 @@ from steingrad_lab.training import Config, Run, Schedule
 DOCS = Path(__file__).parent.parent / "docs"
 RIVALS = ("reinmax", "straight_through", "rodeo", "lariat", "bronco")
 COUNTS = (1, 2, 4, 8, 16)
-# Small enough for the exact gradient given the samples of the other bits: 21 evaluations an image.
+# With 20 bits, local expectation is affordable: it takes 21 evaluations for each image.
 SMALL = {"layer_sizes": (20,), "hidden": (50,), "batch_size": 50}
 SEEDS = (1, 2)
 LONG, SHORT, SHORT_MNIST = 100_000, 10_000, 5_000
-# Of the last steps whose mean a run's variance is.
+# The variance of a run is the mean over this fraction of its steps, at the end.
 WINDOW = 0.25
 POINTS = 100
 TIMED = 50
@@ -51,11 +51,12 @@ def small(estimator: str, **settings: Any) -> Config:
 
 
 def by_samples(build: Any, steps: int) -> dict[str, Config]:
-    """Every estimator with 1 to 16 evaluations of f, where it takes so few or so many."""
+    """Returns every estimator with 1 to 16 evaluations of f, as far as it supports them."""
     configs = {}
     for estimator in (*RIVALS, "rloo", "disarm"):
         least = 1 if DESCRIPTIONS[estimator].biased else 2
-        # RODEO's surrogate looks at every pair of samples, of which 16 have 120 times as many as 2.
+        # RODEO's surrogate evaluates every pair of samples, and 16 samples have 120 times as many
+        # pairs as 2 samples.
         most = 8 if estimator == "rodeo" else max(COUNTS)
         for count in COUNTS:
             if least <= count <= most:
@@ -69,7 +70,7 @@ def mnist(estimator: str, **settings: Any) -> Config:
 
 
 def studies() -> dict[str, dict[str, Config]]:
-    """The runs of each part, by the names of their folders; seeds are runs of their own."""
+    """Returns the runs of each part by the names of their folders. Each seed is a separate run."""
     exact = small("local_expectation", samples=1, steps=LONG)
     digits = {name: small(name, steps=LONG) for name in (*RIVALS, "rloo", "disarm")}
     return {
@@ -100,11 +101,11 @@ def train(part: str, options: argparse.Namespace) -> None:
     planned = plan(folders(part), out)
     broken = sweep(planned, out, engine, schedule=schedule, data_dir=options.data_dir)
     if broken:
-        raise SystemExit(f"Some runs broke: {broken}")
+        raise SystemExit(f"Some runs failed: {broken}. Their folders have an errors.log.")
 
 
 def measure(part: str, options: argparse.Namespace) -> None:
-    """Curves and ends of the runs that are there, and the time of a step of each."""
+    """Returns the curves and final values of the runs found, and the time of a step of each."""
     found: dict[str, dict[str, Any]] = {}
     for name in studies()[part]:
         paths = [options.out / part / f"{name}-seed{seed}" for seed in seeds_of(part)]
@@ -113,7 +114,7 @@ def measure(part: str, options: argparse.Namespace) -> None:
         if curves:
             found[name] = together(curves)
     if not found:
-        raise SystemExit(f"There are no runs of {part} below {options.out}: train them first.")
+        raise SystemExit(f"There are no runs of {part} below {options.out}. Train them first.")
     dataset = data.load("digits") if part in ("digits", "samples") else None
     configs = studies()[part]
     reference = reference_of(part)
@@ -126,7 +127,7 @@ def measure(part: str, options: argparse.Namespace) -> None:
 
 
 def reference_of(part: str) -> str:
-    """The run whose steps the clock counts."""
+    """Returns the run whose steps are the unit of time."""
     return "rloo-k2" if part.endswith("samples") else "rodeo"
 
 
@@ -139,7 +140,7 @@ def curve_of(run: Run) -> dict[str, Any]:
 
 
 def together(curves: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means over seeds, as far as all of them go, and the standard errors of the ends."""
+    """Returns means over seeds, up to the shortest run, and standard errors at the end."""
     length = min(len(curve["step"]) for curve in curves)
     result: dict[str, Any] = {
         "seeds": len(curves),
@@ -164,7 +165,7 @@ def figure(options: argparse.Namespace) -> None:
             continue
         runs = load(f"bias-{part}")["runs"]
         if part.endswith("samples") and "grad_variance" not in runs.get("rloo-k2", {}):
-            print(f"{part}: nothing to divide by until the run rloo-k2 is nearly finished")
+            print(f"{part}: the run rloo-k2, by which others are divided, is not far enough yet")
             continue
         draw = draw_samples if part.endswith("samples") else draw_curves
         picture = draw(runs)
@@ -174,7 +175,7 @@ def figure(options: argparse.Namespace) -> None:
 
 
 def draw_curves(runs: dict[str, dict[str, Any]]) -> Any:
-    """The ELBO of the training batches by steps and by the clock."""
+    """Plots the ELBO of the training batches against steps and time."""
     picture, panels = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
     for name, run in runs.items():
         steps = np.asarray(run["step"])
@@ -192,7 +193,7 @@ def draw_curves(runs: dict[str, dict[str, Any]]) -> Any:
 
 
 def draw_samples(runs: dict[str, dict[str, Any]]) -> Any:
-    """Variance × time, and the ELBO after the same time, by the number of evaluations."""
+    """Plots variance × time, and the ELBO after the same time, against the evaluations."""
     picture, panels = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
     rows = table_of_samples(runs)
     for estimator in dict.fromkeys(name for name, _ in rows):
@@ -213,7 +214,7 @@ def draw_samples(runs: dict[str, dict[str, Any]]) -> Any:
 
 
 def table_of_samples(runs: dict[str, dict[str, Any]]) -> dict[tuple[str, int], dict[str, float]]:
-    """By estimator and evaluations. The time is that of the fastest run as a whole."""
+    """Returns numbers by estimator and evaluations. ELBOs are taken when the first run ends."""
     cost = lambda run: run["grad_variance"] * run["time"]
     finished = {name: run for name, run in runs.items() if "grad_variance" in run}
     budget = min(run["step"][-1] * run["time"] for run in finished.values())
@@ -231,7 +232,7 @@ def table_of_samples(runs: dict[str, dict[str, Any]]) -> dict[tuple[str, int], d
 
 
 def look(name: str) -> dict[str, Any]:
-    """As in every other figure."""
+    """Returns the estimator's usual style."""
     about = DESCRIPTIONS[name]
     style = STYLES[about.style]
     return {
@@ -264,7 +265,7 @@ def main() -> None:
     parser.add_argument("what", choices=("train", "measure", "figure"))
     parser.add_argument("parts", nargs="*", default="small", choices=[*studies(), "small"])
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=15, help="of timing")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of timing")
     parser.add_argument("--out", type=Path, default=Path("runs/bias"))
     parser.add_argument("--data-dir", type=Path)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A picture of the stored results: `python benchmarks/figure.py` writes docs/performance.png."""
+"""Draw the stored results: `python benchmarks/figure.py` writes docs/performance.png."""
 
 import argparse
 import json
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def label(name: str) -> str:
-    """As elsewhere: stored results name estimators as the command line does."""
+    """Returns the label of an estimator, which stored results name as the command line does."""
     known, _, rest = name.partition(",")
     if known == "bare RLOO":
         return "RLOO by hand"
@@ -56,5 +56,5 @@ def load(name: str) -> dict:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__).parse_args()  # there are no options
+    argparse.ArgumentParser(description=__doc__).parse_args()  # only --help
     main()

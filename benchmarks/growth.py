@@ -1,5 +1,4 @@
-"""How one estimate grows with coordinates, samples, flips, terms and hidden units, in time and
-memory.
+"""How time and memory of an estimate grow with coordinates, samples, flips, terms and hidden units.
 
 python benchmarks/growth.py
 """
@@ -17,8 +16,10 @@ BATCH = 20
 
 
 def contestant(d: int, estimator: sg.Estimator):
-    """An estimate with the gradient for its control variates of an f that costs next to nothing,
-    and its memory."""
+    """Returns an estimate, with the gradient of its control variates, and its memory.
+
+    The objective f is so cheap that only the estimator's own cost is measured.
+    """
     dist = sg.Bernoulli(jax.random.normal(jax.random.key(0), (BATCH, d)))
     cv = estimator.init(jax.random.key(2), dist)
     f = lambda x: jnp.sum(jnp.sin(x), axis=-1)
@@ -78,5 +79,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__).parse_args()  # there are no options
+    argparse.ArgumentParser(description=__doc__).parse_args()  # only --help
     main()

@@ -1,11 +1,11 @@
-"""A recurrent policy through `FromLogProb`: RLOO beside RLOO written by hand, Rodeo and Lariat.
+"""A recurrent policy with `FromLogProb`: compare RLOO by hand with our RLOO, Rodeo and Lariat.
 
     python benchmarks/policy.py                          # writes benchmarks/results/policy.json
 
-The policy writes 20 tokens out of 50 with a GRU, of 0.03, 0.4 and 1.6 million weights; 64 samples.
-Time: every contestant in turn, several rounds, ratios within a round. Memory: what the compiler
-sets aside for one gradient, beside its inputs (`memory_analysis`). The goals: at most 1.2 times the
-time and 1.3 times the memory of RLOO by hand.
+The policy is a GRU with 0.03, 0.4 or 1.6 million weights that writes 20 tokens from a vocabulary of
+50; there are 64 samples. Times are compared within rounds, in which every contestant runs in turn.
+Memory is what the compiler reserves for one gradient in addition to the inputs (`memory_analysis`).
+The goal is at most 1.2 times the time and 1.3 times the memory of RLOO by hand.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def init(key: Any, width: int) -> dict[str, Any]:
 
 
 def cell(weights, hidden, token):
-    """One step of a GRU: the hidden state, and log-probabilities of the next token."""
+    """Returns the hidden state of a GRU and the log-probabilities of the next token."""
     inputs = weights["embedding"][token] @ weights["inputs"] + weights["bias"]
     reset, update, new = jnp.split(inputs, 3)
     of_reset, of_update, of_new = jnp.split(hidden @ weights["hidden"], 3)
@@ -74,7 +74,7 @@ def reward(x):
 
 
 def by_hand(weights, key):
-    """RLOO as people write it: one loss, differentiated once."""
+    """RLOO as it is usually written: one loss, differentiated once."""
     x = jax.vmap(sample, (0, None))(jax.random.split(key, SAMPLES), weights)
     fx = reward(x.astype(jnp.float32))
     advantage = fx - (jnp.sum(fx) - fx) / (SAMPLES - 1)

@@ -1,8 +1,8 @@
-"""The training step of the paper's VAE in PyTorch: by hand with RLOO, and with `steingrad.torch`.
+"""Time the training step of the paper's VAE in PyTorch, by hand and with `steingrad.torch`.
 
     pip install -e '.[torch,experiments]' && python benchmarks/pytorch.py
 
-Side by side with ours in JAX in one process; all use all cores.
+The step in JAX is timed in the same process. All of them use all cores.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def log_bernoulli(logits: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def torch_contestant(samples: int, estimator: sgt.Estimator | None = None, steps: int = STEPS):
-    """A call that makes `steps` training steps; without an estimator, RLOO by hand."""
+    """Returns a function that runs `steps` training steps, with RLOO by hand if no estimator."""
     torch.manual_seed(0)
     encoder, decoder = mlp(784, 200, 200, 200), mlp(200, 200, 200, 784)
     optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=1e-3)
@@ -66,7 +66,7 @@ def torch_contestant(samples: int, estimator: sgt.Estimator | None = None, steps
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        with torch.no_grad():  # the moving averages behind grad_variance
+        with torch.no_grad():  # the moving averages of grad_variance
             for name, parameter in encoder.named_parameters():
                 gradient: Any = parameter.grad
                 mean = means.setdefault(name, torch.zeros_like(parameter))
@@ -89,7 +89,7 @@ def main() -> None:
     arguments = parser.parse_args()
     results = {}
     for samples in arguments.samples:
-        # Bronco with as many evaluations: one sample, the others flips.
+        # Bronco with the same number of evaluations: one sample and flips.
         modules = {
             "RLOO": sgt.RLOO(samples),
             "Bronco": sgt.Bronco(1, flips=samples - 1),

@@ -1,9 +1,9 @@
-"""How a training step grows with the batch and with the number of bits, in time and memory.
+"""How time and memory of a training step grow with the batch and the number of bits.
 
     python benchmarks/scaling.py
 
-The paper's VAE on random images; time and temporaries of one step, each estimator beside RLOO with
-as many evaluations (two).
+The model is the paper's VAE on random images. Each estimator is compared with RLOO with the same
+number of evaluations, which is two. Memory is that of the temporaries of one step.
 """
 
 import argparse
@@ -24,7 +24,7 @@ ROUNDS = 5
 
 
 def contestant(config: Config, dataset: Dataset):
-    """A call that makes one training step, and the bytes of its temporaries."""
+    """Returns a function that runs one training step, and the bytes of its temporaries."""
     program, arguments = training(config, 1, dataset)
     compiled = program.compile()
     memory: Any = compiled.memory_analysis()
@@ -57,5 +57,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__).parse_args()  # there are no options
+    argparse.ArgumentParser(description=__doc__).parse_args()  # only --help
     main()

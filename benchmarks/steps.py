@@ -1,8 +1,8 @@
-"""The time of a full training step: data, networks, estimator, Adam, control variates, variance.
+"""Time a whole training step: data, networks, estimator, Adam, control variates and variance.
 
     python benchmarks/steps.py single hierarchical resnet upsampling
 
-Data are random images of MNIST's size: timing does not need the real ones.
+The data are random images of MNIST's size, because the time does not depend on their content.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def fake_dataset() -> Dataset:
 
 
 def contestant(config: Config, steps: int = STEPS, dataset: Dataset | None = None):
-    """A call that makes `steps` training steps, and the seconds its compilation took."""
+    """Returns a function that runs `steps` training steps, and its compilation time in seconds."""
     program, arguments = training(config, steps, dataset or fake_dataset())
     start = time.perf_counter()
     compiled = program.compile()
@@ -40,7 +40,7 @@ def contestant(config: Config, steps: int = STEPS, dataset: Dataset | None = Non
 
 
 def training(config: Config, steps: int, dataset: Dataset):
-    """So many steps as a program that is to be compiled, and its arguments."""
+    """Returns a program of this many steps, to be compiled, and its arguments."""
     task = Task.of(config, dataset)
     trainer = task.trainer._replace(max_steps=steps)
     images = jnp.asarray(task.dataset.train)
@@ -50,7 +50,7 @@ def training(config: Config, steps: int, dataset: Dataset):
 
 
 def bare_contestant(samples: int, steps: int = STEPS):
-    """RLOO by hand: sampling, forward and backward pass and Adam in one loop, nothing else."""
+    """RLOO by hand: only sampling, forward and backward pass, and Adam in one loop."""
     model = mlp_vae(784, (200,), (200, 200), BernoulliLikelihood(), key=jax.random.key(0))
     params, rest = eqx.partition(model, eqx.is_inexact_array)
     optimizer = optax.adam(1e-3)
@@ -87,7 +87,7 @@ def per_step(seconds: dict[str, list[float]], steps: int = STEPS) -> dict[str, l
 
 
 def published(experiment: str, config: Config, reference: Config) -> str:
-    """The paper's ratio of two times."""
+    """Returns the paper's ratio of two times."""
     table = find(experiment)
     ours, theirs = (table.published(Entry("", c), "ms_per_step") for c in (config, reference))
     assert ours is not None
@@ -96,7 +96,7 @@ def published(experiment: str, config: Config, reference: Config) -> str:
 
 
 def single() -> None:
-    """One stochastic layer, two and three evaluations of f."""
+    """Times models with one stochastic layer, with two and three evaluations of f."""
     for samples, names in (
         (2, ("rloo", "double_cv", "disarm", "rodeo", "lariat", "bronco")),
         (3, ("rloo", "double_cv", "arms", "rodeo", "relax", "lariat", "bronco")),
@@ -120,7 +120,7 @@ def single() -> None:
 
 
 def hierarchical() -> None:
-    """Two to four stochastic layers of affine maps, K = 2."""
+    """Times models with two to four stochastic layers and affine maps, K = 2."""
     everything = {}
     for layers in (2, 3, 4):
         config = partial(configure, dataset="mnist", layers=layers)
@@ -145,7 +145,7 @@ def hierarchical() -> None:
 
 
 def resnet() -> None:
-    """The ResNet VAE, K = 2."""
+    """Times the ResNet VAE, K = 2."""
     configs = {
         name: Config(estimator=name, dataset="mnist", network="resnet")
         for name in ("rloo", "rodeo")
@@ -158,7 +158,7 @@ def resnet() -> None:
 
 
 def upsampling() -> None:
-    """The ResNet decoder's upsampling, forward and backward, against a transposed convolution."""
+    """Compares the ResNet decoder's upsampling with a transposed convolution, with gradients."""
     layer = UpConv(64, 32, 3, key=jax.random.key(0))
     x = jax.random.normal(jax.random.key(1), (200, 7, 7, 64))
     transposed = lambda w, x: jax.lax.conv_transpose(
@@ -184,7 +184,7 @@ def main() -> None:
         "upsampling": upsampling,
     }
     parser = argparse.ArgumentParser(description=__doc__)
-    # Not a list as the default: argparse would look for it among the choices.
+    # The default is no list, because argparse would look for the list among the choices.
     parser.add_argument("parts", nargs="*", default="all", choices=[*parts, "all"])
     asked = parser.parse_args().parts
     for part in parts if "all" in asked else asked:

@@ -1,4 +1,4 @@
-"""Timing side by side: every contestant in turn, several rounds, ratios within a round."""
+"""Compare times within rounds, in each of which every contestant runs in turn."""
 
 import json
 import os
@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parent / "results"
 def race(
     contestants: Mapping[str, Callable[[], Any]], rounds: int = 15, least_seconds: float = 0.3
 ) -> dict[str, list[float]]:
-    """Seconds a call for each contestant in each round, after a warm-up."""
+    """Returns the seconds per call of each contestant in each round, after a warm-up."""
     calls = {}
     for name, call in contestants.items():
         jax.block_until_ready(call())
@@ -37,7 +37,7 @@ def race(
 
 
 def summarise(seconds: Mapping[str, list[float]], reference: str) -> dict[str, dict[str, float]]:
-    """Medians and ratios to the reference of the same round, with quartiles as spread."""
+    """Returns medians and ratios to the reference of the same round, with their quartiles."""
     out = {}
     for name, times in seconds.items():
         ratios = np.asarray(times) / np.asarray(seconds[reference])

@@ -1,10 +1,10 @@
-"""Variance bought per second: RODEO with fewer hidden units, fewer coordinates, rarer adaptation.
+"""Variance times time of RODEO with fewer hidden units, fewer coordinates or rarer adaptation.
 
     python benchmarks/tradeoffs.py --workers 2 --out runs/tradeoffs
 
-Trains each setting for 10,000 steps on dynamically binarised MNIST (K = 2, seed 1; runs that are
-there are taken as they are), then times a step of each, side by side. What an estimator costs in
-the end is variance times time: so many seconds for the same error of an averaged gradient.
+Each setting is trained for 10,000 steps on dynamically binarised MNIST (K = 2, seed 1); finished
+runs are used again. Then a step of each setting is timed. The cost of an estimator is variance
+times time, which is proportional to the time for a given error of an averaged gradient.
 """
 
 import argparse
@@ -23,9 +23,9 @@ from steingrad_lab.sweeps.sweep import sweep
 from steingrad_lab.training import Config, Run
 
 STEPS = 10_000
-# The variance of a run: mean of what it reported in its last steps.
+# The variance of a run is the mean over this many steps at its end.
 WINDOW = 2_500
-# A multiple of all numbers of steps between adaptations.
+# A multiple of every number of steps between adaptations.
 TIMED = 48
 
 
@@ -69,7 +69,7 @@ def main() -> None:
     planned = plan(folders, options.out)
     broken = sweep(planned, options.out, Processes(options.workers), data_dir=options.data_dir)
     if broken:
-        raise SystemExit(f"Some runs broke: {broken}")
+        raise SystemExit(f"Some runs failed: {broken}. Their folders have an errors.log.")
 
     calls = {name: contestant(config, TIMED)[0] for name, config in configs.items()}
     result = summarise(per_step(race(calls, rounds=31), TIMED), "rloo")

@@ -1,8 +1,7 @@
-"""The measurements behind `docs/how-to-choose.md`: five problems, every estimator that fits, and
-what each of them reaches when it maximises something.
+"""The measurements of `docs/how-to-choose.md`: estimators on five problems, and in maximisation.
 
-    python examples/choose.py                    # all of it, some minutes on two cores
-    python examples/choose.py smooth maximise    # parts of it
+python examples/choose.py                    # all parts, some minutes on two cores
+python examples/choose.py smooth maximise    # only these parts
 """
 
 import argparse
@@ -24,7 +23,7 @@ ASCENT_STEPS, ASCENT_RATE, ASCENT_SEEDS = 1_000, 0.02, 32
 
 
 def smooth(bits: int = 50) -> tuple:
-    """A small network of 50 bits, close to linear in each of them."""
+    """A small network of 50 bits that is almost linear in each bit."""
     first, second = jax.random.split(jax.random.key(0))
     weights = jax.random.normal(first, (bits, 30)) / bits**0.5
     out = jax.random.normal(second, (30,))
@@ -33,13 +32,13 @@ def smooth(bits: int = 50) -> tuple:
 
 
 def hidden(bits: int = 50) -> tuple:
-    """The same, without its gradient: JAX is told that it is 0."""
+    """The same network without its gradient: JAX is told that it is 0."""
     f, dist = smooth(bits)
     return lambda x: jax.lax.stop_gradient(f(x)), dist
 
 
 def rough(bits: int = 12) -> tuple:
-    """An independent random value at each of 2^12 states: nothing to learn from a neighbour."""
+    """An independent random value at each of 2^12 states, so that neighbours tell nothing."""
     table = jax.random.normal(jax.random.key(2), (2**bits,)) + 10
     place = 2 ** jnp.arange(bits)
     f = lambda x: table[jnp.sum(x.astype(jnp.int32) * place, axis=-1)]
@@ -47,7 +46,7 @@ def rough(bits: int = 12) -> tuple:
 
 
 def categorical(coordinates: int = 6, values: int = 5) -> tuple:
-    """Six coordinates of five values, a quadratic with interactions between them."""
+    """A quadratic function of six coordinates with five values, with interactions."""
     size = coordinates * values
     mixed = jax.random.normal(jax.random.key(4), (size, size)) / size**0.5
 
@@ -60,13 +59,13 @@ def categorical(coordinates: int = 6, values: int = 5) -> tuple:
 
 
 def few(values: int = 10) -> tuple:
-    """One coordinate of ten values, with a random f at each: few states, all different."""
+    """One coordinate with ten values and a random f for each value."""
     f_values = jax.random.normal(jax.random.key(7), (values,)) + 10
     f = lambda x: jnp.sum(x * f_values, axis=(-2, -1))
     return f, sg.Categorical(jax.random.normal(jax.random.key(8), (1, values)))
 
 
-# Those that need no gradient; those that do not fit a problem are left out there.
+# Estimators that need no gradient. Each problem leaves out those that do not support it.
 VALUES = {
     "REINFORCE, moving average": sg.Reinforce(2, "moving_average"),
     "RLOO": sg.RLOO(2),
@@ -107,7 +106,7 @@ PROBLEMS = {
         },
     ),
 }
-# Two evaluations a step, each of them.
+# All of these use two evaluations per step.
 ASCENTS = {
     "with ∇f": (smooth, ("RLOO", "DisARM", "Double CV", "RODEO", "Lariat", "Lariat, memory",
                          "Bronco", "straight-through", "ReinMax")),
@@ -117,7 +116,7 @@ ASCENTS = {
 
 
 def ascend(f: Callable, dist: sg.Bernoulli, estimator: sg.Estimator, key: jax.Array) -> jax.Array:
-    """The mean of f after so many steps of Adam, its control variates learning on the way."""
+    """Returns the mean of f after `ASCENT_STEPS` steps of Adam. Control variates learn as well."""
     init_key, steps_key, end_key = jax.random.split(key, 3)
     cv = estimator.init(init_key, dist)
     optimizer, cv_optimizer = optax.adam(ASCENT_RATE), sg.cv_optimizer(estimator)

@@ -2,8 +2,8 @@
 
     make run
 
-takes about two minutes on two cores. The runs have the same budget: steps, evaluations of the
-objective, seed.
+This takes about two minutes on two cores. The runs have the same number of steps, evaluations of
+the objective, and seed.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main() -> None:
     runs = {}
     for name in ("rloo", "rodeo", "bronco"):
         folder = arguments.out / name
-        if arguments.out == OUT:  # a demonstration starts afresh
+        if arguments.out == OUT:  # the default folder belongs to this example
             shutil.rmtree(folder, ignore_errors=True)
         config = Config(
             dataset="digits", estimator=name, steps=arguments.steps, layer_sizes=(50,),

@@ -1,16 +1,16 @@
-"""An Ising model on a square lattice: a q known up to a constant, sampled by Gibbs.
+"""An Ising model on a square lattice: a distribution known up to a constant, sampled by Gibbs.
 
     python examples/ising.py
 
-1. On 4 × 4 spins (65,536 states) the chains' energy and magnetisation are those of the sum over all
-   states, and the gradient d E[m²] / d coupling by RLOO and Rodeo is that of the exact one. Neither
-   needs the normalising constant: it cancels.
-2. On 32 × 32 spins, away from the critical coupling, energy and magnetisation are those of the
+1. On 4 × 4 spins (65,536 states), energy and magnetisation agree with the sum over all states, and
+   the gradient d E[m²] / d coupling by RLOO and Rodeo agrees with the exact gradient. The
+   normalising constant is not needed, because it cancels.
+2. On 32 × 32 spins, away from the critical coupling, energy and magnetisation agree with the
    infinite lattice (Onsager 1944, Yang 1952).
 
-The samples are those of a Markov chain, so all of this holds up to how far the chains are from
-where they settle: here after `--sweeps` sweeps from a random start (disordered) or from aligned
-spins (ordered). About a minute on two cores.
+The samples come from Markov chains, so the agreement depends on how well the chains have converged
+after `--sweeps` sweeps. They start from random spins (disordered) or from aligned spins (ordered).
+This takes about a minute on two cores.
 """
 
 import argparse
@@ -26,12 +26,12 @@ CRITICAL = math.log(1 + math.sqrt(2)) / 2  # 0.4407
 
 
 def neighbours(x: Any) -> Any:
-    """The sum of the four spins around each, on a lattice that closes on itself."""
+    """Returns the sum of the four neighbours of each spin, on a periodic lattice."""
     return sum(jnp.roll(x, step, axis) for step in (-1, 1) for axis in (-2, -1))
 
 
 def energy(x: Any) -> Any:
-    """Of spins `[..., d]`: −1 for each pair of aligned neighbours, +1 for each other, per spin."""
+    """Returns the energy per spin of `[..., d]`: −1 for each aligned pair, +1 for each other."""
     side = math.isqrt(x.shape[-1])
     spins = x.reshape(*x.shape[:-1], side, side)
     return -jnp.mean(spins * neighbours(spins), axis=(-2, -1)) / 2
@@ -48,7 +48,7 @@ def ising(coupling: Any, side: int) -> sg.FromLogProb:
         return -coupling * x.size * energy(x)
 
     def log_ratio(coupling, x):
-        """What each spin's change to −1 and to 1 does: a sum over its neighbours only."""
+        """Returns the change of log q if a spin becomes −1 or 1, for each spin."""
         change = jnp.array([-1.0, 1.0]) - x[:, None]
         return coupling * change * neighbours(x.reshape(side, side)).reshape(-1, 1)
 
@@ -62,15 +62,15 @@ def ising(coupling: Any, side: int) -> sg.FromLogProb:
 
 
 def chessboard(side: int) -> list[Any]:
-    """Black squares have white neighbours only: given these they are independent."""
+    """Returns a chessboard colouring: spins of one colour are independent given the other."""
     colour = jnp.sum(jnp.indices((side, side)), axis=0).reshape(-1) % 2
     return [jnp.flatnonzero(colour == c) for c in (0, 1)]
 
 
 def infinite_lattice(coupling: float) -> tuple[float, float]:
-    """Energy and magnetisation per spin of the infinite lattice, exactly."""
+    """Returns the exact energy and magnetisation per spin of the infinite lattice."""
     sinh, cosh = math.sinh(2 * coupling), math.cosh(2 * coupling)
-    # The complete elliptic integral of the first kind, by the arithmetic-geometric mean.
+    # The arithmetic-geometric mean gives the complete elliptic integral of the first kind.
     a, b = 1.0, math.sqrt(1 - (2 * sinh / cosh**2) ** 2)
     while abs(a - b) > 1e-12:
         a, b = (a + b) / 2, math.sqrt(a * b)
@@ -81,7 +81,7 @@ def infinite_lattice(coupling: float) -> tuple[float, float]:
 
 
 def settled(q, sampler, *, num_chains, start=None, seed=0):
-    """The states of chains after the sampler's sweeps."""
+    """Returns the states of the chains after all sweeps of the sampler."""
     chains = sampler.init(jax.random.key(seed), q, num_chains, start)
     return jax.jit(sampler)(jax.random.key(seed + 1), q, chains)[0]
 
@@ -91,7 +91,7 @@ def mean_and_error(values: Any) -> tuple[float, float]:
 
 
 def small(sweeps: int, num_chains: int, steps: int, coupling: float = 0.35) -> list[tuple]:
-    """Rows (name, estimate, standard error, exact) on 4 × 4."""
+    """Returns rows (name, estimate, standard error, exact) for 4 × 4 spins."""
     q = ising(coupling, 4)
     sampler = sg.GibbsSampler(sweeps, chessboard(4))
     x = settled(q, sampler, num_chains=num_chains)
@@ -100,7 +100,7 @@ def small(sweeps: int, num_chains: int, steps: int, coupling: float = 0.35) -> l
         exact = float(jax.jit(lambda f=f: sg.exact_expectation(f, q))())
         rows.append((name, *mean_and_error(f(x)), exact))
 
-    # The gradient of E[m²], from 4 chains at a time: f and ∇f at the samples are all it takes.
+    # The gradient of E[m²] from 4 chains at a time, which needs only f and ∇f at the samples.
     square = lambda x: magnetisation(x) ** 2
     exact = float(jax.jit(lambda q: sg.exact_gradient(square, q))(q))
     groups = num_chains // 4
@@ -118,7 +118,8 @@ def small(sweeps: int, num_chains: int, steps: int, coupling: float = 0.35) -> l
         fx, pull_back = jax.vjp(square, x)
         return estimator.evaluated(cv, each, x, fx, pull_back(jnp.ones_like(fx))[0])
 
-    # Control variates learn from chains of their own: an estimate must not know its samples.
+    # Control variates learn from other chains, because an estimate is biased if they depend on its
+    # own samples.
     others = settled(q, sampler, num_chains=num_chains, seed=10)
     for estimator in (sg.RLOO(4), sg.Rodeo(4, coefficients="least_squares")):
         cv = estimator.init(jax.random.key(2))
@@ -133,7 +134,7 @@ def small(sweeps: int, num_chains: int, steps: int, coupling: float = 0.35) -> l
 
 
 def learned(estimator, dist, evaluated, x, steps):
-    """The control variates after so many steps on these samples."""
+    """Returns the control variates after learning from these samples."""
     optimizer = sg.cv_optimizer(estimator, 1e-3)
 
     def step(carry, _):
@@ -148,7 +149,7 @@ def learned(estimator, dist, evaluated, x, steps):
 
 
 def large(side: int, sweeps: int, num_chains: int) -> list[tuple]:
-    """Rows (name, estimate, standard error, exact) on a lattice too large for sums."""
+    """Returns rows (name, estimate, standard error, exact) for a lattice too large for sums."""
     sampler, rows = sg.GibbsSampler(sweeps, chessboard(side)), []
     for coupling in (0.3, 0.5):
         q = ising(coupling, side)
@@ -167,7 +168,7 @@ def main(arguments: list[str] | None = None) -> list[tuple]:
     parser.add_argument("--sweeps", type=int, default=300)
     parser.add_argument("--chains", type=int, default=4000)
     parser.add_argument("--side", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=100, help="in which Rodeo adapts")
+    parser.add_argument("--steps", type=int, default=100, help="steps in which Rodeo learns")
     options = parser.parse_args(arguments)
     rows = small(min(options.sweeps, 100), options.chains, options.steps)
     big = large(options.side, options.sweeps, max(options.chains // 20, 2))

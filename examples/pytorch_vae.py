@@ -2,7 +2,7 @@
 
     python examples/pytorch_vae.py            # pip install 'steingrad[torch,experiments]'
 
-takes about a minute on two cores. `--estimator RLOO` and the others by name, to compare.
+This takes about a minute on two cores. Use `--estimator` to compare with RLOO or another estimator.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 class VAE(nn.Module):
-    """Bits x with a uniform prior; log p(y, x) − log q(x) is what the estimator is given as f."""
+    """A VAE of bits x with a uniform prior. The objective f is log p(y, x) − log q(x)."""
 
     def __init__(self, pixels: int, bits: int, hidden: int, estimator: sgt.Estimator):
         super().__init__()
@@ -38,7 +38,7 @@ class VAE(nn.Module):
 
     def elbo(self, y: torch.Tensor) -> torch.Tensor:
         logits = self.encoder(y)
-        # The direct gradient of log q has the mean 0: leaving it out takes noise away.
+        # The direct gradient of log q has mean 0, so leaving it out only removes noise.
         q = distributions.Bernoulli(logits=logits.detach(), validate_args=False)
 
         def f(x):
@@ -49,7 +49,7 @@ class VAE(nn.Module):
 
 
 def train(vae: VAE, images: torch.Tensor, steps: int, batch: int = 100) -> Iterator[float]:
-    """The ELBO of each step. Pixels are drawn anew from the grey values, 0 to 255."""
+    """Yields the ELBO of each step. Pixels are drawn from grey values (0 to 255) in each step."""
     optimizer = torch.optim.Adam(vae.parameters(), lr=1e-3)
     for _ in range(steps):
         chosen = images[torch.randint(len(images), (batch,))]

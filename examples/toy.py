@@ -1,9 +1,9 @@
-"""The classical toy problem, max E[(x − t)²] over the logits of ten bits, with every estimator.
+"""A classical toy problem: maximise E[(x − t)²] over the logits of ten bits.
 
     python examples/toy.py
 
-The exact gradient is known, so each estimator's bias and variance can be seen, and the path of
-gradient ascent with each of them beside that of the exact gradient. Writes `toy.png`.
+The exact gradient is known. So the script can show the bias and variance of each estimator, and
+compare gradient ascent with estimated and exact gradients. It writes `toy.png`.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def f(x):
 
 
 def estimators() -> dict[str, sg.Estimator]:
-    """Each with about the same number of evaluations, where it has a choice."""
+    """Returns estimators with about the same number of evaluations, where this can be chosen."""
     return {
         "REINFORCE": sg.Reinforce(4),
         "RLOO": sg.RLOO(4),
@@ -44,7 +44,7 @@ def estimators() -> dict[str, sg.Estimator]:
 
 
 def path(estimator, steps: int, learning_rate: float = 0.5):
-    """E[f] along gradient ascent with an estimator that adapts on the way (None: exact)."""
+    """Returns E[f] during gradient ascent. Without an estimator the gradient is exact."""
     optimizer = sg.cv_optimizer(estimator or sg.RLOO(), learning_rate=1e-2)
     cv: Any = estimator and estimator.init(jax.random.key(0), sg.Bernoulli(jnp.zeros(BITS)))
 
@@ -68,7 +68,7 @@ def path(estimator, steps: int, learning_rate: float = 0.5):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=3000, help="steps of gradient ascent")
-    parser.add_argument("--draws", type=int, default=20_000, help="draws behind each variance")
+    parser.add_argument("--draws", type=int, default=20_000, help="draws for each variance")
     parser.add_argument("--out", type=Path, default=Path("toy.png"))
     arguments = parser.parse_args()
 

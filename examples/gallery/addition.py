@@ -1,12 +1,12 @@
-"""Digit addition by weak supervision: a classifier that is only told sums.
+"""Digit addition by weak supervision: train a classifier of digits from sums only.
 
     python examples/gallery/addition.py
 
-Two of scikit-learn's digits are shown, and their sum is known, not what they are. A network gives
-each its probabilities; the digits are drawn from them, and f is 1 if the drawn ones have the right
-sum. f has no gradient, and there is nothing to relax: a sum is right or wrong. A share of the
-probabilities' entropy is added to E[f], without which the network soon reads two digits only, as
-in 4 + 5 = 9. How well does it end up reading single digits? Writes `addition.png`.
+An example is two of scikit-learn's digits and their sum; which digits they are is unknown. The
+network gives probabilities for each digit, from which two digits are drawn, and f is 1 if their sum
+is right. f has no gradient and no relaxation. A small multiple of the entropy is added to E[f];
+without it the network soon predicts only two digits, such as 4 and 5 for 9. The script measures the
+accuracy on single digits and writes `addition.png`.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def f(x, sums):  # x: [K, batch, 2, 10], one-hot
 
 
 def exactly(logits, sums):
-    """E[f], by summing over all hundred pairs of digits."""
+    """Returns E[f] as a sum over all hundred pairs of digits."""
     p = jax.nn.softmax(logits)
     pairs = p[:, 0, :, None] * p[:, 1, None, :]
     right = jnp.add.outer(jnp.arange(10), jnp.arange(10)) == sums[:, None, None]
@@ -61,7 +61,7 @@ def exactly(logits, sums):
 
 
 def train(estimator, data, test, steps, seed):
-    """The accuracy on single digits along the way."""
+    """Returns the accuracy on single digits during training."""
     images, labels = data
     model_key, cv_key, key = jax.random.split(jax.random.key(seed), 3)
     model = eqx.nn.MLP(64, 10, 64, 1, key=model_key)
@@ -117,7 +117,10 @@ def main() -> None:
     for name, estimator in {**ESTIMATORS, "exact, all 100 pairs": None}.items():
         seeds = range(options.seeds)
         curves = np.asarray([train(estimator, data, test, options.steps, s) for s in seeds])
-        mean, ends = curves.mean(axis=0), curves[:, -10:].mean(axis=1)  # of the last 500 steps
+        mean, ends = (
+            curves.mean(axis=0),
+            curves[:, -10:].mean(axis=1),
+        )  # the mean of the last 500 steps
         reached = np.flatnonzero(mean >= 0.9)
         first = f"{(reached[0] + 1) * EVERY}" if len(reached) else "not reached"
         table.add_row(name, f"{ends.mean():.3f}", f"{ends.min():.3f}", first)

@@ -1,10 +1,10 @@
-"""Policy gradients on sequences: what the usual advantages do to bias and variance.
+"""Policy gradients on sequences: how common advantages affect bias and variance.
 
     python examples/gallery/advantages.py
 
-A policy over sequences of up to five tokens, small enough that its exact gradient is a sum over all
-of them. Groups of samples share a prompt, and each advantage turns their rewards into weights of
-the score: divided by the group's size, its mean should be the gradient. Writes `advantages.png`.
+The policy generates up to five tokens, so its exact gradient is a sum over all sequences. A group
+of samples shares a prompt. Each kind of advantage turns the rewards of a group into weights of the
+score. The mean of the weighted scores should be the gradient. The script writes `advantages.png`.
 """
 
 import argparse
@@ -27,19 +27,19 @@ LENGTH, VOCABULARY, END = 5, 3, 2
 
 
 def policy(seed: int) -> sg.Autoregressive:
-    """A Markov chain of tokens that ends with token 2."""
+    """Returns a Markov chain of tokens that ends with token 2."""
     table = 0.7 * jax.random.normal(jax.random.key(seed), (1 + VOCABULARY, VOCABULARY))
     step = lambda table, carry, token: (carry, table[0] + token @ table[1:])
     return sg.Autoregressive(step, table, (), length=LENGTH, vocabulary=VOCABULARY, end=END)
 
 
 def reward(q: sg.Autoregressive, x):
-    """1 or 0, as for an answer that is right or wrong: three tokens 1 or more."""
+    """Returns 1 if there are three tokens 1 or more, as for a right answer, and else 0."""
     return jnp.where(jnp.sum(x[..., 1] * q.mask(x), axis=-1) >= 3, 1.0, 0.0)
 
 
 def kinds() -> dict[str, Callable]:
-    """Each takes the rewards and lengths of a group and gives its advantages."""
+    """Returns functions that map the rewards and lengths of a group to advantages."""
     group = lambda r, l: r - jnp.mean(r)
     return {
         "none": lambda r, l: r,
@@ -54,7 +54,7 @@ def kinds() -> dict[str, Callable]:
 
 
 def measure(q: sg.Autoregressive, samples: int, draws: int) -> tuple[jax.Array, dict]:
-    """The exact gradient, and for each advantage its estimates."""
+    """Returns the exact gradient, and the estimates with each kind of advantage."""
     exact = sg.exact_gradient(lambda x: reward(q, x), q)
 
     def estimates(key):
@@ -68,7 +68,7 @@ def measure(q: sg.Autoregressive, samples: int, draws: int) -> tuple[jax.Array, 
 
 
 def summary(exact, g) -> tuple[float, float, float, float]:
-    """How long the mean is, along the gradient and off it, and the trace of the variance."""
+    """Returns the mean along and orthogonal to the gradient, its error, and the variance."""
     mean, true = np.mean(g, axis=0).ravel(), np.ravel(exact)
     along = mean @ true / (true @ true)
     off = np.linalg.norm(mean - along * true) / np.linalg.norm(true)
@@ -78,7 +78,7 @@ def summary(exact, g) -> tuple[float, float, float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=4, help="of a group")
+    parser.add_argument("--samples", type=int, default=4, help="samples in a group")
     parser.add_argument("--draws", type=int, default=100_000)
     parser.add_argument("--out", type=Path, default=Path("advantages.png"))
     options = parser.parse_args()
@@ -94,8 +94,8 @@ def main() -> None:
     console = Console()
     console.print(table)
     console.print(
-        "The mean of the estimates, as a multiple of the gradient and what is off its direction, "
-        "both in units of its length: 1 and 0 (up to the error) if it is unbiased."
+        "The mean of the estimates has a part along the gradient and a part orthogonal to it, both "
+        "in units of the gradient's length. Without bias these are 1 and 0, up to the error."
     )
     figure, axes = plt.subplots(figsize=(8, 3.4), layout="constrained")
     for number, (name, (along, off, error, variance)) in enumerate(rows.items()):

@@ -1,12 +1,13 @@
-"""A black box: a simulator in NumPy that says how good a choice was, and nothing else.
+"""A black box: a simulator in NumPy that only returns the cost of a choice.
 
     python examples/gallery/black_box.py
 
-Of 60 places for a depot some are opened. The simulator sends 300 customers to the nearest open one
-and adds up their ways and the rents: there is no gradient, and JAX cannot look inside. Bits are
-drawn from independent Bernoullis whose logits climb E[−cost], by gradients from values alone:
-REINFORCE, RLOO, and Lariat, whose memory of past estimates goes with an f that stays the same.
-Against random search with as many simulations. Writes `black_box.png`.
+Depots can be opened at 60 places. The simulator sends 300 customers to the nearest open depot and
+adds up their distances and the rents. There is no gradient, and JAX cannot trace the simulator.
+Bits are drawn from independent Bernoulli distributions, whose logits are trained to maximise
+E[−cost]. The estimators need only values: REINFORCE, RLOO, and Lariat, which learns from past
+estimates of the same f. They are compared with random search with as many simulations. The script
+writes `black_box.png`.
 """
 
 import argparse
@@ -35,7 +36,7 @@ ESTIMATORS = {
 
 
 class Simulator:
-    """Minus the cost of opening these places, for any number of choices at once."""
+    """Returns minus the cost of opening these places, for any number of choices at once."""
 
     def __init__(self, seed=0):
         random = np.random.default_rng(seed)
@@ -50,7 +51,7 @@ class Simulator:
 
 
 def local_search(simulator):
-    """What is known to be good: from a good start, any single change as long as one helps."""
+    """Makes the best single change, starting from no depot, as long as it helps."""
     x = np.zeros(PLACES, np.float32)
     while True:
         values = simulator(np.abs(x - np.eye(PLACES, dtype=np.float32)))
@@ -60,14 +61,14 @@ def local_search(simulator):
 
 
 def random_search(simulator, count, seed):
-    """The best so far of choices with as many places as random logits would have."""
+    """Returns the best value so far among random choices."""
     random = np.random.default_rng(seed)
     x = random.random((count, PLACES)) < random.uniform(0.05, 0.5, (count, 1))
     return np.maximum.accumulate(simulator(x))
 
 
 def climb(simulator, estimator, steps, seed):
-    """E[f] along the way, and f of the most likely choice at the end."""
+    """Returns E[f] during training, and f of the most likely choice at the end."""
     f = sg.callback(simulator)
     logits = jnp.full(PLACES, -1.0)
     cv = estimator.init(jax.random.key(seed), sg.Bernoulli(logits))

@@ -1,11 +1,11 @@
-"""The free energy of a spin glass, by an autoregressive q.
+"""The free energy of a spin glass, estimated with an autoregressive network.
 
     python examples/gallery/free_energy.py
 
-Sherrington and Kirkpatrick's model: N spins of ±1, energy H(s) = −Σ_{i<j} J_ij s_i s_j with normal
-couplings of variance 1/N. For any q, F(q) = E_q[H] + E_q[log q] / β is at least the free energy
-F = −log Z / β. A network that draws spin after spin is trained to lower it; 2^14 states can be
-summed, so how close it comes is known. Writes `free_energy.png`.
+In Sherrington and Kirkpatrick's model N spins of ±1 have the energy H(s) = −Σ_{i<j} J_ij s_i s_j,
+with normal couplings of variance 1/N. For any q, F(q) = E_q[H] + E_q[log q] / β is an upper bound
+of the free energy F = −log Z / β. A network q that draws one spin after the other is trained to
+lower F(q). The exact F is known, as a sum over 2^14 states. The script writes `free_energy.png`.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def energy(J, x):  # x: [..., N, 2], one-hot: down, up
 
 
 def exact(J):
-    """F, by summing over all states, a spin of which is fixed: H does not change with all signs."""
+    """Returns F as a sum over all states. One spin is fixed, because H(−s) = H(s)."""
     bits = np.arange(2 ** (N - 1))[:, None] >> np.arange(N - 1) & 1
     s = 2.0 * np.concatenate([bits, np.ones((len(bits), 1))], axis=1) - 1
     H = -np.sum((s @ np.asarray(J, np.float64)) * s, axis=1)
@@ -55,7 +55,7 @@ def exact(J):
 
 
 class Spins(eqx.Module):
-    """Weights from all spins before to the logit of the next, through one hidden layer."""
+    """The weights of a network with one hidden layer, from earlier spins to the next logit."""
 
     first: jax.Array
     second: jax.Array
@@ -67,7 +67,10 @@ class Spins(eqx.Module):
 
 
 def step(spins, carry, token):
-    """The carry: which spin is next, and those before (0 where there is none yet)."""
+    """Returns the new carry and the logits of the next spin.
+
+    The carry is the index of the next spin, and the earlier spins, with 0 for those not yet drawn.
+    """
     t, before = carry
     before = jnp.where(jnp.arange(N) == t - 1, token[1] - token[0], before)
     hidden = jnp.tanh(spins.first[t] @ jnp.append(before, 1.0))
@@ -80,7 +83,7 @@ def distribution(spins):
 
 
 def train(estimator, J, steps, seed):
-    """F(q) along the way, each from 2,000 samples."""
+    """Returns F(q) during training, estimated from 2,000 samples each time."""
     spins_key, key = jax.random.split(jax.random.key(seed))
     spins: Any = Spins(spins_key)
     cv = estimator.init(key, distribution(spins))
@@ -89,7 +92,7 @@ def train(estimator, J, steps, seed):
     def one(carry, key):
         spins, state, cv, cv_state = carry
         q = distribution(spins)
-        # E[∇ log q] = 0, so the log q inside f is not differentiated.
+        # E[∇ log q] = 0, so log q inside f need not be differentiated.
         f = lambda x: energy(J, x) + jax.lax.stop_gradient(q.log_prob(x)) / BETA
         _, grads = sg.value_and_grad(f, q, estimator, cv, key=key)
         updates, state = optimizer.update(grads.parameters, state)

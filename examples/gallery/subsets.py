@@ -1,12 +1,12 @@
-"""Best-subset selection: which features should a linear model have?
+"""Best-subset selection: choose the features of a linear model.
 
     python examples/gallery/subsets.py
 
-f(x) = ½ RSS(x) / σ² + λ · number chosen, for a vector x of bits, is a table as far as calculus is
-concerned: there is no gradient. Bits are drawn from independent Bernoullis whose logits climb
-E[−f]. Two problems: scikit-learn's diabetes, with all 1,024 subsets enumerated, and 60 observations
-of 200 correlated features of which three matter. Against the lasso and forward selection. Writes
-`subsets.png`.
+A vector x of bits says which features are chosen, and f(x) = ½ RSS(x) / σ² + λ · number chosen has
+no gradient. Bits are drawn from independent Bernoulli distributions, whose logits are trained to
+maximise E[−f]. There are two problems: scikit-learn's diabetes data, where all 1,024 subsets can be
+enumerated, and 60 observations of 200 correlated features of which three matter. The results are
+compared with the lasso and forward selection. The script writes `subsets.png`.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def diabetes():
 
 
 def correlated(seed=0, n=60, p=200):
-    """The generator of the variable-selection literature: correlation 0.5 between neighbours."""
+    """Generates a common benchmark, in which neighbouring features have a correlation of 0.5."""
     random = np.random.default_rng(seed)
     noise = random.normal(size=(n, p))
     features = noise.copy()
@@ -47,11 +47,13 @@ def correlated(seed=0, n=60, p=200):
 
 
 def objective(features, target, sigma):
-    """f by the normal equations of the chosen columns; the others get the equation b = 0, and a
-    little ridge keeps columns that depend on each other apart."""
+    """Returns f, computed with the normal equations of the chosen columns.
+
+    The other columns get the equation b = 0. A small ridge makes dependent columns solvable.
+    """
     features, target = jnp.asarray(features, jnp.float32), jnp.asarray(target, jnp.float32)
     gram, moment, square = features.T @ features, features.T @ target, target @ target
-    price = float(np.log(len(target))) / 2  # as in Schwarz's criterion
+    price = float(np.log(len(target))) / 2  # Schwarz's criterion
     identity = jnp.eye(features.shape[1])
 
     def f(x):  # [..., p]
@@ -64,7 +66,7 @@ def objective(features, target, sigma):
 
 
 def climb(f, p, estimator, steps, seed, rate=0.1, start=-2.0):
-    """Logits by Adam on E[f]; the best state seen on the way, and the mean of f."""
+    """Trains logits with Adam. Returns the most likely state, and E[f] during training."""
     logits = jnp.full(p, start)
     optimizer, cv_optimizer = optax.adam(rate), sg.cv_optimizer(estimator)
     cv = estimator.init(jax.random.key(seed), sg.Bernoulli(logits))
@@ -85,7 +87,7 @@ def climb(f, p, estimator, steps, seed, rate=0.1, start=-2.0):
 
 
 def forward(f, p):
-    """Greedy: add the feature that helps most, as long as one does."""
+    """Adds the feature that helps most, as long as one helps."""
     x, best = np.zeros(p, np.float32), float(f(jnp.zeros(p)))
     while True:
         values = np.asarray(jax.jit(f)(jnp.asarray(np.maximum(x, np.eye(p, dtype=np.float32)))))

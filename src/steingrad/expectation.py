@@ -97,7 +97,7 @@ def expectation(problem: Problem) -> Any:
     function are, but `cv`'s are averaged.
     """
     dist, estimator, key = problem.dist, problem.estimator, problem.key
-    states = jax.eval_shape(lambda key: estimator.sample(key, dist), key)
+    states = jax.eval_shape(lambda key: estimator.draw(key, dist), key)
     # Arrays that f closes over become leaves of the function, and so are differentiated.
     convert = lambda f: eqx.filter_closure_convert(f, key, states, *problem.args)
     objective = convert(problem.objective)
@@ -120,7 +120,7 @@ def _expectation(differentiable, problem):
     _, _, (objective, args) = differentiable
     estimator, dist = problem.estimator, problem.dist
     sample_key, f_key, _ = jax.random.split(problem.key, 3)
-    x = estimator.sample(sample_key, dist)
+    x = estimator.draw(sample_key, dist)
     fx, aux = objective(f_key, x, *args)
     weighs = estimator.weighs_samples and fx.size
     weights = estimator.weights(dist, x) if weighs else None
@@ -145,7 +145,14 @@ def _forward(perturbed, differentiable, problem):
 
     relaxation = None if problem.relaxation is None else stand_in
     found = base.estimate(
-        replace(problem, objective=f, cv=cv, args=(moving,), relaxation=relaxation)
+        replace(
+            problem,
+            objective=f,
+            cv=cv,
+            args=(moving,),
+            relaxation=relaxation,
+            differentiable=True,  # by what is moving; a NumPy f raises
+        )
     )
     found, grads = drawn_with(parameters, found)
     fx, aux = found if problem.has_aux else (found, None)

@@ -1,7 +1,7 @@
 """The command `steingrad`, also `python -m steingrad_lab`: signals, imports, exit codes.
 
-It imports JAX only after the signal handler is in place. Otherwise Ctrl-C during that import, which
-takes a second, would end in a traceback.
+JAX is imported only after the signal handler is installed. The import takes a second, and without
+the handler Ctrl-C during that second would print a traceback.
 """
 
 import _thread
@@ -15,15 +15,16 @@ from types import FrameType
 from typing import NoReturn
 
 INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it."""
+"""The exit code that shells use after Ctrl-C."""
 IGNORED = ("_xla_gc_callback", "__del__")
-"""Functions whose exceptions Python prints and forgets."""
+"""Names of functions whose exceptions Python prints and then ignores."""
 
 
 def main() -> None:
     usual = signal.getsignal(signal.SIGINT)
-    if usual is signal.default_int_handler:  # and not ignored, as in the background of a shell
-        # Nothing is open yet that would need closing, and modules may swallow a KeyboardInterrupt.
+    if usual is signal.default_int_handler:  # a shell's background jobs ignore SIGINT instead
+        # Exit without an exception: a module being imported may swallow a KeyboardInterrupt, and
+        # there is nothing to clean up yet.
         signal.signal(signal.SIGINT, _stop_at_once)
     try:
         from .cli import main as command
@@ -32,14 +33,14 @@ def main() -> None:
             raise
         package = error.name.partition(".")[0]
         sys.exit(
-            f"The command steingrad needs {package}, which comes with an extra: "
-            "pip install 'steingrad[experiments]'."
+            f"The command steingrad needs the package {package}, which is not installed: "
+            "run pip install 'steingrad[experiments]'."
         )
     if usual is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     try:
         command()
-    except KeyboardInterrupt:  # a second time, while the first one was dealt with
+    except KeyboardInterrupt:  # a second Ctrl-C, while the command was handling the first
         _leave(INTERRUPTED)
     except SystemExit as end:
         if not isinstance(end.code, int) or end.code == 0:
@@ -56,9 +57,9 @@ def _stop_at_once(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, though not where Python ignores what is raised: try again then.
+    """Raises KeyboardInterrupt, or tries again shortly if Python would ignore the exception here.
 
-    JAX is called back by the garbage collector so often that one Ctrl-C in five was lost there.
+    The garbage collector calls back into JAX so often that one Ctrl-C in five was lost there.
     """
     while frame is not None:
         if frame.f_code.co_name in IGNORED:
@@ -69,22 +70,22 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _again(number: int) -> None:
-    if hasattr(signal, "pthread_kill"):  # to the main thread, which it wakes if it sleeps
+    if hasattr(signal, "pthread_kill"):  # also wakes the main thread if it is sleeping
         signal.pthread_kill(threading.main_thread().ident or 0, number)
     else:  # Windows
         _thread.interrupt_main(signal.Signals(number))
 
 
 def _leave(code: int) -> NoReturn:
-    """End without taking the interpreter apart.
+    """Exits without the interpreter's usual cleanup, which can go wrong in two ways.
 
-    A thread of XLA that still compiles may touch what is gone by then, which is a segmentation
-    fault in place of an exit code. And one of several processes would wait at its end for the
-    others, which wait for its part of a sum: once it is gone, they are told.
+    An XLA thread that is still compiling may use memory that was freed, and the process then ends
+    with a segmentation fault. In a run of several processes, the cleanup would wait for the other
+    processes while they wait for this one; they are only notified once this process is gone.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # nobody reads it any more
+        with contextlib.suppress(OSError):  # the reader of a pipe may be gone
             stream.flush()
     os._exit(code)
 

@@ -250,11 +250,11 @@ def test_each_part_must_be_allowed():
     f = lambda x: jnp.sum(x["a"], -1) * x["b"][..., 0, 1] ** 2
     _, grads = sg.value_and_grad(f, q, sg.ReinMax(2), key=KEY)
     assert grads.parameters["b"].shape == (1, 3)
-    with pytest.raises(ValueError, match="DisARM works on Bernoulli, and on a Joint of such parts"):
+    with pytest.raises(ValueError, match="DisARM needs independent bits, but was given Joint"):
         sg.value_and_grad(f, q, sg.DisARM(2), key=KEY)
     ordinal = sg.Joint([sg.Ordinal(jnp.zeros((1, 3)), (0, 1, 2))])
     with pytest.raises(
-        ValueError, match="Relax works on Bernoulli and Categorical, and on a Joint"
+        ValueError, match="Relax needs independent bits or one-hot categories, but was given Joint"
     ):
         sg.Relax().sample(KEY, ordinal)
 
@@ -305,13 +305,34 @@ def test_inputs_are_checked():
     with pytest.raises(ValueError, match=r"share their batch_shape, but .*\[\(\), \(3,\)\]"):
         sg.Joint(a=bits, b=sg.Bernoulli(jnp.zeros((3, 2))))
     dist = sg.Joint(a=bits, b=sg.Categorical(jnp.zeros((1, 3))))
-    for estimator in (sg.DoubleCV(2), sg.DisARM(2)):
-        with pytest.raises(ValueError, match=r"but was given Joint. RLOO and Rodeo take any"):
+    for estimator in (sg.ARMS(2), sg.DisARM(2)):
+        with pytest.raises(ValueError, match=r"was given Joint, .*. RLOO and Rodeo take any"):
             estimator.sample(KEY, dist)
-    with pytest.raises(ValueError, match="leave num_coordinates at None"):
+    with pytest.raises(ValueError, match="Leave num_coordinates at None"):
         sg.Gibbs(num_coordinates=1).neighbours(dist, dist.enumerate(), key=KEY)
-    with pytest.raises(NotImplementedError, match="ask an operator"):
-        dist.log_ratio(dist.enumerate(), None)
+    with pytest.raises(ValueError, match=r"ask one of joint\.parts, or an operator"):
+        dist.shift(dist.enumerate(), (1,))
     x = jnp.array([[2.0, 0.0, 1.0, 0.0, 0.0]])
     with pytest.raises(ValueError, match="no state of this Joint has"):
         sg.Reinforce(1).estimate(None, dist, x, jnp.zeros(1))
+
+
+@pytest.mark.usefixtures("x64")
+def test_answers_for_its_neighbours():
+    """The neighbours' interface of a Joint is that of its parts, in the slots of `neighbours`."""
+    dist = sg.Joint(a=sg.Bernoulli(normal(0, 2)), b=sg.Categorical(normal(1, (1, 3))))
+    x = dist.enumerate()
+    every = dist.neighbours(x)
+    h = table(dist, seed=2)
+    ratio = dist.at_neighbours(dist.log_prob, x, every.values) - dist.log_prob(x)[:, None, None]
+    np.testing.assert_allclose(dist.log_ratio(x, every.values), ratio, atol=1e-12)
+    np.testing.assert_array_equal(dist.shift(x), every.values)
+    np.testing.assert_allclose(dist.at_neighbours(h, x, every.values), every.evaluate(h))
+    gradient = normal(3, x.shape)
+    np.testing.assert_allclose(
+        dist.linear_change(gradient, x, every.values), every.linear_change(gradient)
+    )
+    coefficients = normal(4, every.values.shape)
+    summed = jax.tree.map(lambda s: jnp.sum(s, 0), dist.score_change(coefficients, x, every.values))
+    weighted = dist.weighted_score_change(coefficients, x, every.values)
+    assert largest_difference(summed, weighted) < 1e-12

@@ -184,8 +184,8 @@ def test_extreme_logits(estimator, dtype):
         (lambda: sg.DisARMSB(0), "DisARMSB needs a whole num_samples of 2 or more"),
         (lambda: sg.CARMS(1), "CARMS needs a whole num_samples of 2 or more"),
         (
-            lambda: sg.CARMS(2).sample(jax.random.key(0), sg.Bernoulli(jnp.zeros(2))),
-            "CARMS works on Categorical and Ordinal",
+            lambda: sg.CARMS(2).sample(jax.random.key(0), sg.Subset(jnp.zeros(3), 2)),
+            "CARMS needs independent coordinates, but was given Subset",
         ),
     ],
 )

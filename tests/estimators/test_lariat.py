@@ -468,5 +468,5 @@ def test_what_is_missing_is_named():
     with pytest.raises(ValueError, match="context"):
         estimator.value_and_grad(smooth, dist, cv, key=jax.random.key(0))
     dist = normalised_distributions()["ising"]
-    with pytest.raises(ValueError, match=r"need E\[x\], which is not known of this FromLogProb"):
+    with pytest.raises(ValueError, match="whose mean is known, but was given FromLogProb"):
         sg.Lariat().sample(jax.random.key(0), dist)

@@ -427,19 +427,31 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("estimator", "dist", "sentence"),
         [
-            (sg.DisARM(2), "categorical", "DisARM works on Bernoulli, but was given Categorical"),
-            (sg.ARMS(2), "ordinal", "ARMS works on Bernoulli, but was given Ordinal"),
-            (sg.DoubleCV(2), "general", "DoubleCV works on Bernoulli, but was given FromLogProb"),
-            (sg.Rebar(2), "ordinal", "Rebar works on Bernoulli and Categorical, but was given"),
+            (
+                sg.DisARM(2),
+                "categorical",
+                "DisARM needs independent bits, but was given Cat",
+            ),
+            (sg.ARMS(2), "ordinal", "ARMS needs independent bits, but was given Ordinal"),
+            (
+                sg.DoubleCV(2),
+                "general",
+                "DoubleCV needs a distribution whose mean is known",
+            ),
+            (
+                sg.Rebar(2),
+                "ordinal",
+                "Rebar needs independent bits or one-hot categories",
+            ),
             (
                 sg.Relax(2),
                 "general",
-                "Relax works on Bernoulli and Categorical, but was given FromLogProb",
+                "Relax needs independent bits or one-hot categories, but was given FromLogProb",
             ),
             (
                 sg.LocalExpectation(2),
                 "general",
-                "LocalExpectation works on Bernoulli, Categorical and Ordinal, but was given From",
+                "LocalExpectation needs independent coordinates, but was given FromLogProb",
             ),
         ],
         ids=lambda value: value if isinstance(value, str) else "",

@@ -137,7 +137,7 @@ def test_states_that_never_happen():
 
 def test_inputs_are_checked():
     dist = sg.Bernoulli(jnp.zeros(2))
-    with pytest.raises(ValueError, match="2 or more, each sample's baseline"):
+    with pytest.raises(ValueError, match="2 or more, because the other samples"):
         sg.UnorderedSet(1)
     with pytest.raises(ValueError, match="at most 12 of them, but was given 13"):
         sg.UnorderedSet(13)

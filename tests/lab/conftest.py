@@ -1,8 +1,8 @@
-"""Set-up of the tests of the laboratory."""
+"""Fixtures for the tests of `steingrad_lab`."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _standard_promotion(standard_promotion):
-    """Training steps mix types, as optax does."""
+    """Allows implicit dtype promotion, because optax relies on it in training steps."""

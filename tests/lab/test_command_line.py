@@ -1,4 +1,4 @@
-"""The commands, as a user types them."""
+"""The commands, with arguments as a user types them."""
 
 import io
 import json
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What `train` would train, and where."""
+    """Returns a function that gives the configuration and folder of a `train` command."""
 
     def ask(*arguments):
         made = []
@@ -38,7 +38,7 @@ def asked(monkeypatch):
 
 @pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "ascii"])
 def test_letters_that_a_terminal_has_not(encoding, monkeypatch):
-    """A question mark in their place; a path that is no text stays as it is."""
+    """They become question marks, but bytes of a path that are not text are kept."""
     out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
     monkeypatch.setattr("sys.stdout", out)
     with pytest.raises(SystemExit) as stop:
@@ -61,7 +61,7 @@ class TestTrain:
         assert asked("--hidden")[0] == Config(hidden=())
 
     def test_preset(self, asked):
-        """What is given wins, even if it is the default."""
+        """A given setting overrides the preset, even if its value is the default."""
         config, _ = asked("--preset=paper", "--dataset=fashion_mnist", "--steps=10000")
         expected = configure(preset="paper", dataset="fashion_mnist", steps=10_000)
         assert config == expected
@@ -106,17 +106,17 @@ def test_without_the_extra(missing):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.strip() == (
-        f"The command steingrad needs {missing}, which comes with an extra: "
-        "pip install 'steingrad[experiments]'."
+        f"The command steingrad needs the package {missing}, which is not installed: "
+        "run pip install 'steingrad[experiments]'."
     )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 class TestInterrupted:
-    """A process that gets Ctrl-C ends with 130 and no traceback."""
+    """After Ctrl-C a process ends with exit code 130 and without a traceback."""
 
     def end(self, code, when):
-        # Where the tests run in the background of a shell, Ctrl-C would be ignored.
+        # A process that a shell starts in the background would ignore Ctrl-C.
         usual = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         process = subprocess.Popen(
             [sys.executable, "-c", usual + code],
@@ -130,7 +130,7 @@ class TestInterrupted:
         return process.wait(60), process.communicate()[1]
 
     def test_during_imports(self, tmp_path, monkeypatch):
-        """Even by a module that swallows what it can."""
+        """This also works if the module being imported swallows all exceptions."""
         (tmp_path / "steingrad.py").write_text(
             "import time\n"
             "print('importing', flush=True)\n"
@@ -144,9 +144,9 @@ class TestInterrupted:
 
     @pytest.mark.parametrize("collecting", [False, True])
     def test_the_interpreter_is_not_taken_apart(self, collecting):
-        """Where a thread of XLA may still be at work: whatever would happen at exit does not.
+        """Exit handlers do not run, because an XLA thread may still be active.
 
-        Nor is Ctrl-C lost while the garbage collector calls JAX back.
+        Ctrl-C is not lost while the garbage collector calls back into JAX.
         """
         begin = "print('working', flush=True)"
         if collecting:
@@ -216,7 +216,7 @@ class TestCommandLine:
             (["train", "--steps", 0], "steps must be 1 or more"),
             (["train", "--learning-rate", 0], "learning_rate must be above 0"),
             (["train", "--seeds", 1, 1], "different numbers"),
-            (["train", "--batch-size", 5000], "more than the 1297 training images"),
+            (["train", "--batch-size", 5000], "digits has only 1297 training images"),
             (["evaluate", "nowhere"], "no config.json"),
             (["sample", "nowhere"], "no config.json"),
             (["train", "--layers", 0], "layers must be 1 or more"),
@@ -224,8 +224,8 @@ class TestCommandLine:
             (["train", "--damping", 0.1], "damping goes with operator mpf"),
             (["train", "--baseline", "learned"], "baseline goes with estimator reinforce"),
             (["train", "--seed", 5000000000], "between 0 and 2^31 - 1"),
-            (["train", "--layers", 2, "--layer-sizes", 5, 5], "not both"),
-            (["train", "--layers", 2, "--layer_sizes", 5, 5], "not both"),
+            (["train", "--layers", 2, "--layer-sizes", 5, 5], "Both layers and layer_sizes"),
+            (["train", "--layers", 2, "--layer_sizes", 5, 5], "Both layers and layer_sizes"),
             (["train", "--estimator", "rloo", "--operator", "mpf"], "goes with estimator rodeo"),
             (["train", "--estimator", "rloo", "--adapt-every", 2], "an estimator that learns"),
             (["train", "--estimator", "rloo", "--surrogate", "linear"], "with estimator rodeo"),
@@ -235,14 +235,14 @@ class TestCommandLine:
             (["sample", "nowhere", "--seed", -1], "--seed must be between 0 and 2^31 - 1"),
             (["sample", "nowhere", "--seed", 2**70], "--seed must be between 0 and 2^31 - 1"),
             (["train", "--seed", 2**70], "between 0 and 2^31 - 1"),
-            (["train", "--data-dir", "mien"], "mien, is not there: check --data-dir"),
-            (["data", "list", "--data-dir", "mien"], "mien, is not there: check --data-dir"),
+            (["train", "--data-dir", "mien"], "mien, does not exist. Correct --data-dir"),
+            (["data", "list", "--data-dir", "mien"], "mien, does not exist. Correct --data-dir"),
             (["train", "--checkpoint-every", -5], "checkpoint_every must be 0"),
             (["train", "--report-every", -5], "report_every must be 0"),
-            (["train", "--data", "nix.npz"], "nix.npz is not there"),
+            (["train", "--data", "nix.npz"], "nix.npz does not exist"),
             (["train", "--data", "a.npz", "--dataset", "mnist"], "--dataset or --data, not both"),
             (["evaluate", "nowhere", "--batch-size", 0], "--batch-size must be 1 or more"),
-            (["evaluate", __file__], "is not a run: it has no config.json. Name the folder"),
+            (["evaluate", __file__], "is not a run folder: it has no config.json. Name a folder"),
         ],
     )
     def test_errors(self, arguments, says, capsys, tmp_path, monkeypatch):
@@ -287,7 +287,7 @@ class TestCommandLine:
     def test_tensorboard_that_is_not_there(self, tmp_path, monkeypatch, capsys):
         monkeypatch.setitem(sys.modules, "tensorboardX", None)
         assert self.run("train", "--tensorboard", "--out", tmp_path / "run") == 1
-        assert "TensorBoard needs an extra" in capsys.readouterr().err
+        assert "TensorBoard output needs the package tensorboardX" in capsys.readouterr().err
         assert not (tmp_path / "run").exists()
 
     def test_unknown_dataset(self, capsys):

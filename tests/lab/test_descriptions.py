@@ -1,4 +1,4 @@
-"""The one description of each estimator."""
+"""The descriptions of the estimators agree with the estimators."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ CONFIGS = [
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.estimator)
 def test_description_is_true(config):
-    """What is said to be learned is learned, and what is to be watched is a number there."""
+    """Estimators that are said to learn have parameters, and watched parameters are scalars."""
     description = DESCRIPTIONS[config.estimator]
     for size, estimator in zip(config.layer_sizes, config.build_estimators(5), strict=True):
         cv = estimator.init(jax.random.key(0), Bernoulli(jnp.zeros(size)))

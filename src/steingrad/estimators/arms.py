@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ..arrays import as_index
 from ..fast import mean_of_others, mean_of_samples
 from .base import Estimator
-from .checks import check_distribution, check_num_samples
+from .checks import check_num_samples
 from .couplings import debias, mutually_antithetic
 
 
@@ -43,15 +43,13 @@ class ARMS(Estimator):
             "ARMS", self.num_samples, 2, "because the other samples are each sample's baseline"
         )
 
-    def sample(self, key, dist):
-        check_distribution(self, dist)
-
-        def draw(part, key):
+    def draw(self, key, dist):
+        def one(part, key):
             p = jax.nn.sigmoid(-jnp.abs(part.log_odds))
             rare = mutually_antithetic(key, self.num_samples, p)
             return part.state((rare == (part.log_odds < 0)).astype(jnp.int32))
 
-        return dist.sample_by_part(draw, key)
+        return dist.sample_by_part(one, key)
 
     def gradient(self, cv, dist, at):
         signal = (at.fx - mean_of_others(at.fx))[..., None]

@@ -49,7 +49,7 @@ class Estimator(eqx.Module):
 
     A subclass has, in this order: `CV` (what it learns, if anything), the fields, whether it is
     `biased`, what it `needs` and other flags, `__check_init__`, the properties, `init` and
-    `cv_optimizer`, `sample`, `weights`, `propose`, `gradient` and `adapt`. It leaves out what it
+    `cv_optimizer`, `draw`, `weights`, `propose`, `gradient` and `adapt`. It leaves out what it
     inherits. Only `gradient` has to be written.
 
     These methods are handed inputs that have been checked and have one floating-point type.
@@ -69,7 +69,7 @@ class Estimator(eqx.Module):
     relaxes: ClassVar[Any] = False
     """Whether f, or its `relaxation`, is evaluated between the states."""
     samples_are_states: ClassVar[Any] = True
-    """Whether `sample` gives states, and not points between them (`GumbelSoftmax`)."""
+    """Whether `draw` gives states, and not points between them (`GumbelSoftmax`)."""
     weighs_samples: ClassVar[Any] = False
     """Whether the estimate of E[f] is a weighted mean of f, with the `weights` method."""
     looks_further: ClassVar[Any] = False
@@ -80,6 +80,14 @@ class Estimator(eqx.Module):
     cancels_constant: ClassVar[Any] = False
     r"""Whether a constant vector added to all scores does not change the mean, so that $\log q$
     need not be normalised."""
+
+    def __init_subclass__(cls, **keywords: Any):
+        super().__init_subclass__(**keywords)
+        if "sample" in vars(cls):
+            raise TypeError(
+                f"{cls.__name__} overrides `sample`, which checks its arguments and calls `draw`. "
+                "Override `draw(self, key, dist)` instead."
+            )
 
     def __repr__(self) -> str:
         return eqx.tree_pformat(self) + (" (biased)" if self.biased else "")
@@ -106,7 +114,7 @@ class Estimator(eqx.Module):
         """How the control variates take their gradient; see `steingrad.cv_optimizer`."""
         return adam(learning_rate)
 
-    def sample(self, key: PRNGKeyArray, dist: Distribution) -> Float[Array, "samples ..."]:
+    def draw(self, key: PRNGKeyArray, dist: Distribution) -> Float[Array, "samples ..."]:
         """The points at which to evaluate f, of shape `[K, *batch, *event]`."""
         return dist.sample(key, (self.num_samples,))
 
@@ -142,6 +150,11 @@ class Estimator(eqx.Module):
 
         cv_grad, grad = mean_square(cv)
         return grad, cv_grad
+
+    def sample(self, key: PRNGKeyArray, dist: Distribution) -> Float[Array, "samples ..."]:
+        """The points at which to evaluate f, of shape `[K, *batch, *event]`, for `estimate`."""
+        check_distribution(self, dist)
+        return self.draw(key, dist)
 
     def evaluated(
         self,
@@ -308,7 +321,7 @@ def estimate(problem: Problem) -> tuple[Any, Gradients]:
     if cv is None:
         check_cv(estimator, cv, dist)
     sample_key, f_key, own_key = jax.random.split(problem.key, 3)
-    x = estimator.sample(sample_key, dist)
+    x = estimator.draw(sample_key, dist)
     empty = x.size == 0
     weighs = estimator.weighs_samples and not empty
     weights = estimator.weights(dist, x) if weighs else None

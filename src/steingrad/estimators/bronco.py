@@ -172,7 +172,7 @@ class Bronco(Estimator):
 
     def propose(self, cv, dist, at):
         guess = self.guess(cv, dist, at)
-        drawn = self.draw(at, guess)
+        drawn = self.choose(at, guess)
         return guess.flips.moved(*drawn), (guess, drawn)
 
     def gradient(self, cv, dist, at):
@@ -216,7 +216,7 @@ class Bronco(Estimator):
         weight = jnp.broadcast_to(a, change.shape)
         return Guess(flips, conditional, features, scale, change, slope, weight, size, probability)
 
-    def draw(self, at: Evaluated, guess: Guess) -> Drawn:
+    def choose(self, at: Evaluated, guess: Guess) -> Drawn:
         """Which neighbours to evaluate, as flat numbers of slots. The uniform numbers behind them
         are evenly spaced, so that two flips of a sample are seldom the same."""
         check_key("Bronco", at.key)

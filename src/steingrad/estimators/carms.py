@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ..arrays import as_index, others, take
 from ..fast import mean_of_samples
 from .base import Estimator
-from .checks import check_distribution, check_num_samples
+from .checks import check_num_samples
 from .couplings import both_rare, debias, mutually_antithetic
 from .sticks import break_sticks, first_of, pair_weight, stick_of
 
@@ -45,16 +45,14 @@ class CARMS(Estimator):
             "CARMS", self.num_samples, 2, "because the other samples are each sample's baseline"
         )
 
-    def sample(self, key, dist):
-        check_distribution(self, dist)
-
-        def draw(part, key):
+    def draw(self, key, dist):
+        def one(part, key):
             # As in ARMS: 1 is the rarer value of every bit, φ being at most ½.
             sticks = break_sticks(part)
             bits = mutually_antithetic(key, self.num_samples, sticks.phi[..., :-1])
             return part.state(first_of(sticks, bits))
 
-        return dist.sample_by_part(draw, key)
+        return dist.sample_by_part(one, key)
 
     def gradient(self, cv, dist, at):
         change = jnp.expand_dims(at.fx - others(at.fx), -1)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ..arrays import as_index
 from ..fast import mean_of_samples
 from .base import Estimator
-from .checks import check_distribution, check_pairs
+from .checks import check_pairs
 from .couplings import antithetic_pairs
 
 
@@ -42,14 +42,12 @@ class DisARM(Estimator):
     def __check_init__(self):
         check_pairs("DisARM", self.num_samples, instead="ARMS")
 
-    def sample(self, key, dist):
-        check_distribution(self, dist)
-
-        def draw(part, key):
+    def draw(self, key, dist):
+        def one(part, key):
             theta = jax.nn.sigmoid(part.log_odds)
             return part.state(antithetic_pairs(key, self.num_samples, theta).astype(jnp.int32))
 
-        return dist.sample_by_part(draw, key)
+        return dist.sample_by_part(one, key)
 
     def gradient(self, cv, dist, at):
         fx, fx_tilde = jnp.split(at.fx, 2)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ..arrays import as_index, expand, take
 from ..fast import mean_of_samples
 from .base import Estimator
-from .checks import check_distribution, check_pairs
+from .checks import check_pairs
 from .couplings import antithetic_pairs
 from .sticks import break_sticks, first_of, pair_weight, stick_of
 
@@ -43,15 +43,13 @@ class DisARMIW(Estimator):
     def __check_init__(self):
         check_pairs("DisARMIW", self.num_samples, instead="CARMS")
 
-    def sample(self, key, dist):
-        check_distribution(self, dist)
-
-        def draw(part, key):
+    def draw(self, key, dist):
+        def one(part, key):
             sticks = break_sticks(part)
             bits = antithetic_pairs(key, self.num_samples, sticks.phi[..., :-1])
             return part.state(first_of(sticks, bits))
 
-        return dist.sample_by_part(draw, key)
+        return dist.sample_by_part(one, key)
 
     def gradient(self, cv, dist, at):
         fx, fx_tilde = jnp.split(at.fx, 2)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ..arrays import as_index, check_whole
 from ..fast import mean_of_samples
 from .base import Estimator
-from .checks import check_distribution, check_key, check_num_samples, check_temperature
+from .checks import check_key, check_num_samples, check_temperature
 
 
 class GumbelSoftmax(Estimator):
@@ -67,10 +67,9 @@ class GumbelSoftmax(Estimator):
     def samples_are_states(self):
         return self.straight_through
 
-    def sample(self, key, dist: Any):
+    def draw(self, key, dist: Any):
         if self.straight_through:
-            return super().sample(key, dist)
-        check_distribution(self, dist)
+            return super().draw(key, dist)
         z = dist.location() + dist.noise(key, (self.num_samples,))
         return dist.relax(z, self.temperature).astype(dist.dtype)
 

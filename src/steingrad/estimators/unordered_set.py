@@ -60,7 +60,7 @@ class UnorderedSet(Estimator):
                 f"{MOST} of them, but was given {self.num_samples}."
             )
 
-    def sample(self, key, dist):
+    def draw(self, key, dist):
         if dist.num_states < self.num_samples:
             raise ValueError(
                 f"UnorderedSet draws different states, {self.num_samples} of them, but this "

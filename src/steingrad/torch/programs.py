@@ -87,7 +87,7 @@ class Programs:
     @property
     def couples_samples(self) -> bool:
         """Whether its samples are drawn in a way of its own."""
-        return type(self.estimator).sample is not Estimator.sample
+        return type(self.estimator).draw is not Estimator.draw
 
     def tree(self, kind: Any, state_shape: tuple[int, ...], state: State) -> tuple[Any, Any]:
         """The control variates and the state of their optimiser."""
@@ -124,7 +124,7 @@ class Programs:
     def _sample(self, kind, seeds, logits):
         # The same keys as in `Estimator.per_element`.
         sample_key, _, _ = jax.random.split(key_of(seeds), 3)
-        return self.estimator.sample(sample_key, kind(logits))
+        return self.estimator.draw(sample_key, kind(logits))
 
     def _propose(self, kind, seeds, logits, seen, state):
         """Further points, and the memo that goes with them."""

@@ -1,4 +1,4 @@
-"""Load a dataset, and say which ones are there."""
+"""Load a dataset, and list which datasets are available."""
 
 import hashlib
 import os
@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from . import files
-from .formats import DataError, Images
+from .formats import DataError, Images, read_bytes
 from .own import SPLITS, read_own
 from .sources import SOURCES
 
@@ -20,11 +20,11 @@ NAMES = tuple(SOURCES)
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images of one dataset, a row of pixels (0 to 255) for each, in three splits.
+    """Images of one dataset in three splits, one row of pixels (0 to 255) for each image.
 
-    `value / 255` is the probability that a binarised pixel is 1 (0 or 1 where the data are binary).
-    For the record of a run, `files` maps the name of each file to its SHA-256, and `published` to
-    whether it is the published one.
+    `value / 255` is the probability that a binarised pixel is 1. `files` maps the name of each file
+    to its SHA-256, and `published` says whether the file is identical to the published one; both
+    are stored with every run.
     """
 
     name: str
@@ -39,12 +39,12 @@ class Dataset:
 def load(
     name: str, data_dir: str | os.PathLike[str] | None = None, download: bool = True
 ) -> Dataset:
-    """Loads a dataset, one of `NAMES`, or images of one's own, by their path (see `read_own`).
+    """Loads a dataset by name (one of `NAMES`) or the user's own images by path (see `read_own`).
 
-    Files are looked for in `data_dir` (else `$STEINGRAD_DATA_DIR`), in the user's cache and in
-    Debian's `/usr/share/datasets`, in the folder of the dataset there. What is missing is
-    downloaded, unless `download` is off, into the first of the former two that is given and can be
-    written to. A local file that is not the published one is used with a warning.
+    Files are looked for in three places: `data_dir` (or else `$STEINGRAD_DATA_DIR`), the user's
+    cache, and Debian's `/usr/share/datasets`. Unless `download` is false, missing files are
+    downloaded into the first of these that is writable, but never into Debian's folder. A local
+    file that differs from the published one is used, with a warning.
 
     >>> digits = load("digits")
     >>> digits.image_shape, digits.train.shape, digits.valid.shape, digits.test.shape
@@ -55,13 +55,13 @@ def load(
         rows = [splits[split].reshape(len(splits[split]), -1) for split in SPLITS]
         return Dataset(label(name), splits["train"].shape[1:], *rows, files=hashes)
     if name not in SOURCES:
-        raise DataError(f"there is no dataset '{name}': choose one of {', '.join(NAMES)}.")
+        raise DataError(f"There is no dataset '{name}'. Choose one of {', '.join(NAMES)}.")
     source = SOURCES[name]
     if name == "digits":
         if data_dir:
-            files.existing(data_dir)  # of no use here, but misspelt all the same
+            files.existing(data_dir)  # not needed here, but a misspelt folder is still an error
         parts = [_digits()]
-        # The hash of the pixels stands for the file, which is scikit-learn's own affair.
+        # scikit-learn does not say which file it reads, so the pixels are hashed instead.
         hashes = {"digits": hashlib.sha256(parts[0].tobytes()).hexdigest()}
         published = {"digits": True}
     else:
@@ -76,7 +76,7 @@ def load(
 
 
 def is_own(name: str) -> bool:
-    """Whether this is the path of images of one's own, and not a name.
+    """Whether `name` is the path of the user's own images and not the name of a dataset.
 
     >>> is_own("mnist"), is_own("flowers.npz"), is_own("/data/flowers")
     (False, True, True)
@@ -85,7 +85,7 @@ def is_own(name: str) -> bool:
 
 
 def label(name: str) -> str:
-    """A dataset's name, short if it is a path.
+    """Returns the name of a dataset, or the last part of its path without the suffix.
 
     >>> label("mnist"), label("/data/flowers.npz")
     ('mnist', 'flowers')
@@ -94,11 +94,11 @@ def label(name: str) -> str:
 
 
 def _digits() -> Images:
-    """The 1797 images of scikit-learn, in an order that makes the three splits alike.
+    """Returns the 1797 images of scikit-learn, in an order that makes the three splits alike.
 
-    They come writer by writer, and writers differ, so splits of consecutive images would too.
-    Taking every 1111th image instead, around and around, spreads each split evenly over the writers
-    (1797 / 1111 is close to the golden ratio), and needs no random generator that may change.
+    scikit-learn orders the images by writer, so splits of consecutive images would differ. Taking
+    every 1111th image, modulo 1797, spreads each split evenly over the writers, because
+    1797 / 1111 is close to the golden ratio. Unlike a random order, this one can never change.
     """
     from sklearn.datasets import load_digits
 
@@ -108,33 +108,37 @@ def _digits() -> Images:
 
 @dataclass(frozen=True)
 class FileStatus:
-    """A file of a dataset: where it is (None: nowhere), its bytes, is it the published one?"""
+    """The state of one file of a dataset."""
 
     name: str
     path: Path | None
+    """`None` if the file was not found."""
     size: int
+    """The size in bytes; 0 if the file cannot be read."""
     published: bool
+    """Whether the content is identical to the published file."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What is there of a dataset. `where`: the folders that hold its files, or should."""
+    """Which files of a dataset are available."""
 
     name: str
     found: bool
     where: str
+    """The folders that hold the files, or the folder where they should be put."""
     image_shape: tuple[int, int]
     splits: tuple[int, int, int]
     files: tuple[FileStatus, ...]
 
     @property
     def published(self) -> bool:
-        """Whether all files are there and are the published ones."""
+        """Whether all files were found and are identical to the published ones."""
         return self.found and all(file.published for file in self.files)
 
 
 def status(data_dir: str | os.PathLike[str] | None = None) -> list[Status]:
-    """What is there of each dataset, without downloading anything.
+    """Returns the status of each dataset. Downloads nothing.
 
     >>> digits = status()[0]
     >>> digits.name, digits.found, digits.where, digits.splits
@@ -161,7 +165,7 @@ def _file_status(
         return FileStatus(" or ".join(file.name for file in forms), None, 0, False)
     file, path = found
     try:
-        content = files.read_bytes(path)
-    except (OSError, DataError):  # not readable: it is there, and that is all one can say
+        content = read_bytes(path)
+    except (OSError, DataError):  # the file exists but cannot be read
         return FileStatus(file.name, path, 0, False)
     return FileStatus(file.name, path, len(content), files.is_published(file, content))

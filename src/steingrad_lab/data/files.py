@@ -1,4 +1,4 @@
-"""The files of a dataset: find them, download what is missing, check them, read them."""
+"""The files of a dataset: find, download, verify and read them."""
 
 import hashlib
 import os
@@ -7,52 +7,49 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
-from .formats import MOST_BYTES, DataError, Images, unpack
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from .formats import DataError, Images, read_bytes, unpack
 from .sources import File, Source
 
-SYSTEM_DIR = Path("/usr/share/datasets")  # Debian's dataset packages, such as dataset-fashion-mnist
+# Where Debian's dataset packages, such as dataset-fashion-mnist, put their files.
+SYSTEM_DIR = Path("/usr/share/datasets")
 
 
 def user_cache() -> Path:
-    """Where downloads go unless the user names a folder."""
+    """Returns the folder for downloads if the user names none."""
     import pooch
 
     return Path(pooch.os_cache("steingrad"))
 
 
 def folders(source: Source, data_dir: str | os.PathLike[str] | None) -> list[Path]:
-    """The folders in which the files of a dataset are looked for, in this order."""
+    """Returns the folders that are searched for the files of a dataset, in order."""
     own = data_dir or os.environ.get("STEINGRAD_DATA_DIR")
     roots = [existing(own)] if own else []
     return [root / source.folder for root in (*roots, user_cache(), SYSTEM_DIR)]
 
 
 def existing(data_dir: str | os.PathLike[str]) -> Path:
-    """A folder that the user names; it may be misspelt, so it is not made."""
+    """Returns a folder named by the user; raises if it does not exist, as it may be misspelt."""
     place = Path(data_dir).expanduser()
     if not os.path.isdir(place):
         raise DataError(
-            f"the folder of the datasets, {place}, is not there: check --data-dir (or "
-            "STEINGRAD_DATA_DIR), or make that folder."
+            f"The folder of the datasets, {place}, does not exist. Correct --data-dir (or "
+            "STEINGRAD_DATA_DIR), or create the folder."
         )
     return place
 
 
-def read_bytes(path: Path) -> bytes:
-    """A whole file, unless it is larger than any of a dataset."""
-    if path.stat().st_size > MOST_BYTES:
-        raise DataError(
-            f"{path} is larger than any file of a dataset: put the published one there."
-        )
-    return path.read_bytes()
-
-
 def find(forms: tuple[File, ...], places: list[Path]) -> tuple[File, Path] | None:
-    """The first of the forms of a file that is there, and its path."""
+    """Returns the first form of a file that exists in one of the folders, with its path."""
     for place in places:
         for file in forms:
-            if os.path.isfile(place / file.name):  # not Path.is_file: it raises in a locked folder
+            # Not Path.is_file, which raises an error in a folder without read permission.
+            if os.path.isfile(place / file.name):
                 return file, place / file.name
     return None
 
@@ -60,12 +57,13 @@ def find(forms: tuple[File, ...], places: list[Path]) -> tuple[File, Path] | Non
 def locate(
     name: str, source: Source, data_dir: str | os.PathLike[str] | None, download: bool
 ) -> list[tuple[File, Path]]:
-    """Every file of a dataset and its path, downloading what is missing."""
+    """Returns every file of a dataset with its path. Missing files are downloaded."""
     places = folders(source, data_dir)
     located, missing, failure = [], [], ""
     for forms in source.files:
         found = find(forms, places)
-        if found is None and download and not failure:  # one failure is enough: do not wait again
+        # After one failed download the others are not tried: each could take long to time out.
+        if found is None and download and not failure:
             try:
                 found = _download(forms, places[:-1])
             except DataError as error:
@@ -77,17 +75,17 @@ def locate(
     if missing:
         wanted = ", ".join(" or ".join(file.name for file in forms) for forms in missing)
         searched = ", ".join(str(place) for place in places)
-        attempt = f"could not be downloaded ({failure})" if download else "not downloaded"
+        attempt = f"could not be downloaded ({failure})" if download else "was not downloaded"
         raise DataError(
-            f"the dataset '{name}' was not found in {searched} and {attempt}: put {wanted} into "
-            f"{places[0]}, or set STEINGRAD_DATA_DIR (or --data-dir) to the folder that holds "
+            f"The dataset '{name}' was not found in {searched} and {attempt}. Put {wanted} into "
+            f"{places[0]}, or set --data-dir (or STEINGRAD_DATA_DIR) to the folder that contains "
             f"{source.folder}/."
         )
     return located
 
 
 def is_published(file: File, content: bytes) -> bool:
-    r"""Whether one of the published hashes of a file is that of this content.
+    r"""Whether the content has one of the published hashes of a file.
 
     >>> file = File("hello", bytes, hashes=("git-blob:ce013625030ba8dba906f756967f9e9ca394464a",))
     >>> is_published(file, b"hello\n"), is_published(file, b"goodbye\n")
@@ -102,59 +100,58 @@ def is_published(file: File, content: bytes) -> bool:
         try:
             if digests[algorithm]().hexdigest() == expected:
                 return True
-        except DataError:  # it does not unpack: certainly not the published one
+        except DataError:  # the content cannot be unpacked, so this hash cannot match
             continue
     return False
 
 
 def read(file: File, path: Path) -> tuple[Images, str, bool]:
-    """The images in a file, the SHA-256 of the file, and whether it is the published one.
+    """Returns the images in a file, its SHA-256, and whether it is identical to the published one.
 
-    A file that is not the published one is used, with a warning: it may be a rebuilt one.
+    A file that differs is used, with a warning: someone may have rebuilt it.
     """
     try:
         content = read_bytes(path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error}): check its permissions.") from error
-    try:
         images = file.read(content)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error}). Check its permissions.") from error
     except DataError as error:
         raise DataError(
-            f"{path} {error}: delete it to have it downloaded again, or put the published file in "
-            "its place."
+            f"{path} {error}. Delete the file, and it will be downloaded again; or replace it by "
+            "the published file."
         ) from error
     sha256 = hashlib.sha256(content).hexdigest()
     published = is_published(file, content)
     if not published:
         warnings.warn(
-            f"{path} is used although it is not the published file: results may not compare with "
-            f"published ones (its SHA-256 is {sha256})",
+            f"{path} is used, but it is not the published file (its SHA-256 is {sha256}). Results "
+            "may not be comparable with published ones.",
             stacklevel=3,
         )
     return images, sha256, published
 
 
 def _download(forms: tuple[File, ...], places: list[Path]) -> tuple[File, Path]:
-    """Downloads a file into the first writable folder, from the first address that has it."""
+    """Downloads a file into the first writable folder, from the first URL that delivers it."""
     import pooch
 
     place = next(filter(_is_writable, places), None)
     if place is None:
-        raise DataError(f"nothing can be written to {' or '.join(map(str, places))}")
+        raise DataError(f"no folder is writable: {', '.join(map(str, places))}")
     failures = []
     for file, url in [(form, url) for form in forms for url in form.urls]:
         try:
-            # Not pooch.retrieve: it cannot check the hash that git gives a file. The file gets its
-            # name only when complete and checked, so that nobody ever sees half of it.
-            with tempfile.TemporaryDirectory(dir=place) as scratch, _ProgressBar(file.name) as bar:
+            # Not pooch.retrieve, which cannot verify a git hash. The file is moved to its final
+            # name only when it is complete and verified, so no other process sees half of it.
+            with tempfile.TemporaryDirectory(dir=place) as scratch, _progress() as progress:
                 arriving = Path(scratch, file.name)
-                fetch = pooch.HTTPDownloader(bar, chunk_size=2**16)  # pyright: ignore[reportArgumentType]
-                fetch(url, str(arriving), None)
+                bar: Any = _Bar(progress, file.name)
+                pooch.HTTPDownloader(bar, chunk_size=2**16)(url, str(arriving), None)
                 if not is_published(file, arriving.read_bytes()):
-                    raise DataError("what came is not the published file, its hash differs")
+                    raise DataError("the downloaded file has a different hash")
                 return file, arriving.replace(place / file.name)
         except (OSError, DataError) as error:
-            # requests repeats the address and wraps the cause: keep what the user can act on.
+            # The text of requests repeats the URL and wraps the cause. Keep what helps the user.
             cause = re.search(r"Caused by (\w+)", str(error))
             reason = cause[1] if cause else str(error).partition(" for url")[0]
             failures.append(f"{url}: {reason}")
@@ -169,43 +166,30 @@ def _is_writable(place: Path) -> bool:
     return os.access(place, os.W_OK)
 
 
-class _ProgressBar:
-    """What pooch asks of a progress bar (`total`, set first, and methods), drawn by rich."""
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    )
 
-    def __init__(self, label: str):
-        from rich import progress
-        from rich.console import Console
 
-        self._bar = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.DownloadColumn(),
-            progress.TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=not sys.stderr.isatty(),
-        )
-        self._task = self._bar.add_task(label, total=None)
+class _Bar:
+    """The progress bar interface of pooch, drawn by rich. pooch sets `total` before it starts."""
 
-    def __enter__(self) -> "_ProgressBar":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    @property
-    def total(self) -> float | None:
-        return self._bar.tasks[0].total
-
-    @total.setter
-    def total(self, size: int) -> None:
-        self._bar.update(self._task, total=size or None)  # 0: the server does not say
+    def __init__(self, progress: Progress, label: str):
+        self.total = 0
+        self._progress, self._task = progress, progress.add_task(label, total=None)
 
     def update(self, size: int) -> None:
-        self._bar.advance(self._task, size)
+        # A total of 0 means that the size is unknown.
+        self._progress.update(self._task, total=self.total or None, advance=size)
 
     def reset(self) -> None:
-        self._bar.reset(self._task)
+        self._progress.reset(self._task)
 
     def close(self) -> None:
         pass

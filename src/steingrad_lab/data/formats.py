@@ -1,7 +1,7 @@
-"""File formats: from the bytes of a file to images, one row of uint8 pixels for each.
+"""File formats: readers that turn the bytes of a file into images, one row of uint8 pixels each.
 
-Every reader checks the shape and the values; what it cannot read, it refuses with a `DataError`
-that says what is wrong with the file (`files.read` adds which file it is, and what to do).
+Every reader checks the shape and the values. A file that it cannot read raises a `DataError` whose
+text is the second half of a sentence: the caller puts the path before it, and what to do after it.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import math
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
@@ -19,15 +20,23 @@ Images = UInt8[np.ndarray, "images pixels"]
 
 
 class DataError(ValueError):
-    """A dataset that cannot be loaded, in one sentence: what was met, and what to do."""
+    """Raised when a dataset cannot be loaded. The message says what is wrong and what to do."""
 
 
 MOST_BYTES = 2**28
-"""No file of a dataset is as large, packed or unpacked: what is larger is not read into memory."""
+"""Larger files are refused, packed or unpacked: every dataset is smaller."""
+
+
+def read_bytes(path: Path) -> bytes:
+    """Returns the content of a file. A file of more than `MOST_BYTES` is refused."""
+    size = path.stat().st_size
+    if size > MOST_BYTES:
+        raise DataError(f"has {size} bytes, but at most {MOST_BYTES} are read")
+    return path.read_bytes()
 
 
 def unpack(content: bytes, most: int = MOST_BYTES) -> bytes:
-    """The content of a gzip file, which may be small and unpack to more than fits in memory.
+    """Returns the content of a gzip file. More than `most` bytes are refused before memory fills.
 
     >>> unpack(gzip.compress(b"pixels"))
     b'pixels'
@@ -36,7 +45,7 @@ def unpack(content: bytes, most: int = MOST_BYTES) -> bytes:
     steingrad_lab.data.formats.DataError: unpacks to more than the 5 bytes expected
     """
     with _unpacking(content) as file:
-        raw = file.read(most + 1)  # to the end, where the checksum is, unless it is too long
+        raw = file.read(most + 1)  # one byte more than allowed; reaching the end checks the CRC
     if len(raw) > most:
         raise DataError(f"unpacks to more than the {most} bytes expected")
     return raw
@@ -52,7 +61,7 @@ def _unpacking(content: bytes) -> Iterator[gzip.GzipFile]:
 
 
 def read_idx(content: bytes, shape: tuple[int, int, int]) -> Images:
-    """Images in MNIST's gzipped idx format: magic number, shape (images, rows, columns), pixels.
+    """Reads MNIST's gzipped idx format: magic number, shape (images, rows, columns), pixels.
 
     >>> one_image = struct.pack(">4I", 0x803, 1, 2, 2) + bytes([0, 85, 170, 255])
     >>> read_idx(gzip.compress(one_image), shape=(1, 2, 2))
@@ -74,19 +83,19 @@ def read_idx(content: bytes, shape: tuple[int, int, int]) -> Images:
 def read_mat(
     content: bytes, shapes: Mapping[str, tuple[int, int]], column_major: bool = False
 ) -> Images:
-    """Images from the named arrays of a MATLAB file, in turn; values in [0, 1] become 0 to 255.
+    """Reads the named arrays of a MATLAB file, one after the other; [0, 1] becomes 0 to 255.
 
-    `column_major` is for arrays laid out the MATLAB way: [pixels, images], and the pixels of a
-    (square) image column by column.
+    With `column_major` an array has MATLAB's layout: its shape is [pixels, images], and the pixels
+    of a square image are stored column by column.
     """
     import scipy.io
 
     try:
-        # The header first: an array may be packed small, and larger than memory.
+        # Read the header first: a compressed array in a small file may be larger than memory.
         there = {name: found for name, found, _ in scipy.io.whosmat(io.BytesIO(content))}
         names = [name for name, shape in shapes.items() if there.get(name) == shape]
         arrays = scipy.io.loadmat(io.BytesIO(content), variable_names=names) if names else {}
-    except Exception as error:  # a damaged file can make scipy raise almost anything
+    except Exception as error:  # scipy raises many kinds of errors for damaged files
         raise DataError(f"is not a readable MATLAB file ({error})") from error
     parts = []
     for key, shape in shapes.items():
@@ -95,11 +104,10 @@ def read_mat(
         if there[key] != shape:
             raise DataError(f"has an array '{key}' of shape {there[key]} where {shape} is expected")
         array = arrays[key]
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in "buif":
+        numbers = isinstance(array, np.ndarray) and array.dtype.kind in "buif"
+        if not numbers or array.shape != shape:  # text has another shape than its header says
             raise DataError(f"has an array '{key}' that does not hold plain numbers")
-        if array.shape != shape:  # text has another shape than it says
-            raise DataError(f"has an array '{key}' that does not hold plain numbers")
-        if not (array.min() >= 0 and array.max() <= 1):  # written so that NaN is refused too
+        if not (array.min() >= 0 and array.max() <= 1):  # in this form NaN is refused too
             raise DataError(f"has values outside [0, 1] in its array '{key}'")
         if column_major:
             side = math.isqrt(shape[0])
@@ -109,17 +117,17 @@ def read_mat(
 
 
 def read_amat(content: bytes, shape: tuple[int, int]) -> Images:
-    r"""Binary images as text: a line for each, its pixels (0 or 1) separated by one space.
+    r"""Reads binary images from text: one line per image, pixels (0 or 1) separated by one space.
 
     >>> read_amat(b"0 1 1\n1 0 0\n", shape=(2, 3))
     array([[  0, 255, 255], [255,   0,   0]], dtype=uint8)
     """
     if len(content) != 2 * math.prod(shape):
         raise DataError(
-            f"has {len(content)} bytes where {shape[0]} lines of {shape[1]} pixels take "
-            f"{2 * math.prod(shape)}"
+            f"has {len(content)} bytes where {2 * math.prod(shape)} are expected, for {shape[0]} "
+            f"lines of {shape[1]} pixels"
         )
-    # Each pixel is a digit and a separator: the text is an array already, and needs no parsing.
+    # Each pixel is one digit and one separator, so the bytes can be read as an array.
     text = np.frombuffer(content, np.uint8).reshape(*shape, 2)
     bits = text[:, :, 0] - ord("0")
     separators = np.full(shape[1], ord(" "), np.uint8)

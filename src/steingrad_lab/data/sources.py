@@ -1,7 +1,7 @@
-"""Where each dataset comes from: its files, their published hashes and their addresses. Data only.
+"""Where each dataset comes from: its files, their published hashes and their URLs.
 
-The images of a dataset's files, one after the other, are its training, validation and test images,
-in this order; `splits` says how many of each.
+The images of all files, concatenated, are the training, validation and test images, in this order.
+`splits` says how many images each split has.
 """
 
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from .formats import Images, read_amat, read_idx, read_mat
 
 @dataclass(frozen=True)
 class File:
-    """A file, how to know it and how to read it.
+    """A file of a dataset and the function that reads it.
 
-    `hashes` are published ones, `algorithm:hexadecimal`; `files.is_published` needs one to match.
+    `hashes` are published as `algorithm:hexadecimal`. A file is the published one if any matches.
     """
 
     name: str
@@ -26,7 +26,7 @@ class File:
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset: the folder of its files, and for each file the forms in which it is around."""
+    """A dataset: the folder of its files, and for each file the forms in which it is published."""
 
     folder: str
     image_shape: tuple[int, int]
@@ -37,7 +37,7 @@ class Source:
 def _idx_files(
     mirrors: tuple[str, ...], train: tuple[str, ...], t10k: tuple[str, ...]
 ) -> tuple[tuple[File, ...], ...]:
-    """The two files of images of MNIST and its likes, given their hashes."""
+    """Returns the two image files of a dataset in the format of MNIST, given their hashes."""
 
     def file(name: str, images: int, hashes: tuple[str, ...]) -> tuple[File, ...]:
         urls = tuple(mirror + name for mirror in mirrors)
@@ -50,7 +50,7 @@ def _idx_files(
 
 
 def _binarized(split: str, images: int, mat: str, amat: str) -> tuple[File, ...]:
-    """The two forms of a file of binarised MNIST, given their SHA-256."""
+    """Returns the two forms of a file of binarised MNIST, given their SHA-256."""
     name = f"binarized_mnist_{split}"
     address = f"www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist/{name}.amat"
     return (
@@ -65,7 +65,7 @@ def _binarized(split: str, images: int, mat: str, amat: str) -> tuple[File, ...]
 
 
 SOURCES = {
-    # Bundled with scikit-learn, hence no file to look for.
+    # Bundled with scikit-learn, so there is no file to find.
     "digits": Source("", (8, 8), (1297, 200, 300), ()),
     "mnist": Source(
         "mnist",
@@ -89,7 +89,7 @@ SOURCES = {
                 "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
                 "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
             ),
-            # Debian compresses the files anew: there the unpacked content is the published one.
+            # Debian compresses the files again, so only their unpacked content is as published.
             train=(
                 "sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
                 "unpacked-md5:f4a8712d7a061bf5bd6d2ca38dc4d50a",
@@ -100,8 +100,8 @@ SOURCES = {
             ),
         ),
     ),
-    # The 28×28 version of Burda et al. (2016). Their repository publishes no SHA-256, but git names
-    # every file by a hash of its content.
+    # The 28×28 version of Burda et al. (2016). Their repository publishes no SHA-256, but git
+    # identifies every file by a hash of its content.
     "omniglot": Source(
         "omniglot",
         (28, 28),
@@ -128,8 +128,8 @@ SOURCES = {
         ),
     ),
     # The fixed binarisation of Salakhutdinov and Murray (2008), published by Larochelle as text
-    # (.amat); the .mat files hold the same bits, and are 20 times smaller. TensorFlow Datasets
-    # records these hashes of the text, and writing the .mat files out as text gives them too.
+    # (.amat). The .mat files hold the same bits and are 20 times smaller. The hashes of the text
+    # are recorded by TensorFlow Datasets; the .mat files, written out as text, match them too.
     "binarized_mnist": Source(
         "binarized-mnist",
         (28, 28),

@@ -33,18 +33,19 @@ def elbo_and_grad(
     common_random_numbers: bool = False,
     average_decoder: bool = False,
 ) -> tuple[Float[Array, ""], ElboGradients]:
-    r"""An estimate of the mean ELBO and its gradients.
+    r"""Returns an estimate of the mean ELBO over the batch, and its gradients.
 
-    Layer $l$ conditions on one ancestral sample of the layers below. Given that, the gradient with
-    respect to encoder $l$ is the estimator's, with $f(x_l)$ = the terms of the ELBO from layer $l$
-    up, the layers above sampled anew for each of the $K$ samples (with the same random numbers for
-    all of them, if `common_random_numbers`). With one layer the $K$ samples serve the decoder too.
-    With several, its gradient comes from the ancestral sample, as in the paper, or from the $K$
-    samples of the first layer, if `average_decoder`.
+    Layer $l$ conditions on one ancestral sample of the layers below. The estimator of layer $l$
+    gives the gradient with respect to encoder $l$, where $f(x_l)$ is the sum of the ELBO's terms
+    from layer $l$ up. The layers above are sampled separately for each of the $K$ samples of
+    $x_l$, or with the same random numbers for all $K$ if `common_random_numbers` is set.
 
-    Every layer has an estimator and its control variates, `cv[l]`. The gradients
-    of these are for the mean over batch and coordinates of $g^2$, $g$ being the gradient for each
-    element of the batch.
+    With one layer, the decoder's gradient is averaged over the $K$ samples. With several layers it
+    comes from the ancestral sample, as in the paper, or, if `average_decoder` is set, from the $K$
+    samples of the first layer.
+
+    `cv[l]` are the control variates of layer $l$. Their gradient is that of $g^2$, averaged over
+    batch and coordinates, where $g$ is the encoder gradient of one element of the batch.
     """
     decoder_from_samples = model.num_layers == 1 or average_decoder
     below, value, generative_grad = y, jnp.zeros(()), None
@@ -54,7 +55,7 @@ def elbo_and_grad(
         logits, pull_back = eqx.filter_vjp(lambda e, below=below: e(below), model.encoders[layer])
         q = Bernoulli(logits)
         f = partial(_log_weight, model, layer, below, q, common_random_numbers)
-        # Continuous in x_l, which the sampled layers above make f not to be (for RELAX).
+        # RELAX needs a function that is continuous in x_l; sampling the layers above makes f jump.
         relaxation = partial(f, relaxed=True)
         settings: dict[str, Any] = {"key": estimate_key, "context": below}
         if layer == 0 and decoder_from_samples:
@@ -81,14 +82,14 @@ def elbo_and_grad(
 def _log_weight(
     model, layer, below, q, common_random_numbers, x, generative, *, key, relaxed=False
 ):
-    """The objective of a layer: the terms of the ELBO from there up."""
+    """The objective of a layer: the sum of the ELBO's terms from that layer up."""
     whole = with_generative(model, generative)
     log_weight = lambda x: whole.log_weight_from(layer, below, q, x, key=key, relaxed=relaxed)
     return jax.vmap(log_weight)(x) if common_random_numbers else log_weight(x)
 
 
 def _ancestral_gradient(model: VAE, ancestral: list) -> tuple[Float[Array, ""], Any]:
-    """The ELBO at one ancestral sample, and its gradient with respect to the decoders."""
+    """Returns the ELBO at one ancestral sample and its gradient with respect to the decoders."""
 
     @eqx.filter_value_and_grad
     def elbo(generative):

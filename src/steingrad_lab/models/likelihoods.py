@@ -1,4 +1,4 @@
-"""How the decoder's output explains an image."""
+"""Likelihoods: the distribution of an image given the output of the decoder."""
 
 import math
 
@@ -13,7 +13,7 @@ from ..data import binarize, rescale
 
 
 class BernoulliLikelihood(eqx.Module):
-    """Binary pixels, drawn anew from the grey values at each visit.
+    """Binary pixels, drawn from the grey values each time an image is used.
 
     >>> import jax.numpy as jnp
     >>> float(BernoulliLikelihood().log_prob(jnp.array([0.0, 0.0]), jnp.array([1.0, 0.0])).round(3))
@@ -21,22 +21,22 @@ class BernoulliLikelihood(eqx.Module):
     """
 
     def observe(self, key: PRNGKeyArray, images: UInt8[Array, "... pixels"]):
-        """What the model sees of stored images."""
+        """Returns the input of the model for stored images: binary pixels, drawn at random."""
         return binarize(key, images)
 
     def log_prob(
         self, outputs: Float[Array, "... pixels"], y: Float[Array, "... pixels"]
     ) -> Float[Array, "..."]:
-        r"""$\log p(y \mid x)$, where `outputs` are the logits."""
+        r"""Returns $\log p(y \mid x)$, where `outputs` are the logits."""
         return sum_of_events(y * outputs - jax.nn.softplus(outputs))
 
     def mean(self, outputs: Float[Array, "... pixels"]) -> Float[Array, "... pixels"]:
-        """The expected image, between 0 and 1."""
+        """Returns the mean image, with values between 0 and 1."""
         return jax.nn.sigmoid(outputs)
 
 
 class GaussianLikelihood(eqx.Module):
-    """Pixels in [-1, 1] with a learned variance each, max(softplus(v), 1e-3), v starting at -0.5.
+    """Pixels in [-1, 1], each with a learned variance max(softplus(v), 1e-3). Initially v = -0.5.
 
     >>> import jax.numpy as jnp
     >>> likelihood = GaussianLikelihood(2)
@@ -50,19 +50,19 @@ class GaussianLikelihood(eqx.Module):
         self.raw_variance = jnp.full(pixels, -0.5)
 
     def observe(self, key: PRNGKeyArray, images: UInt8[Array, "... pixels"]):
-        """What the model sees of stored images."""
+        """Returns the input of the model for stored images: pixels in [-1, 1]."""
         return rescale(images)
 
     def log_prob(
         self, outputs: Float[Array, "... pixels"], y: Float[Array, "... pixels"]
     ) -> Float[Array, "..."]:
-        r"""$\log p(y \mid x)$, where `outputs` are the means."""
+        r"""Returns $\log p(y \mid x)$, where `outputs` are the means."""
         variance = jnp.maximum(jax.nn.softplus(self.raw_variance), 1e-3)
         constant = -0.5 * jnp.sum(jnp.log(variance) + math.log(2 * math.pi))
         return constant - sum_of_events((0.5 / variance) * (y - outputs) ** 2)
 
     def mean(self, outputs: Float[Array, "... pixels"]) -> Float[Array, "... pixels"]:
-        """The expected image, between 0 and 1."""
+        """Returns the mean image, with values between 0 and 1."""
         return (jnp.clip(outputs, -1, 1) + 1) / 2
 
 

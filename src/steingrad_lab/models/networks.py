@@ -1,5 +1,6 @@
-"""The networks of the paper's models, for inputs with any leading axes."""
+"""The fully connected networks of the paper's models. Inputs may have any leading axes."""
 
+import itertools
 from collections.abc import Sequence
 
 import equinox as eqx
@@ -7,11 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-SLOPE = 0.3
-
 
 class Dense(eqx.Module):
-    """An affine map: Glorot uniform weights, zero biases."""
+    """An affine map, initialised with Glorot uniform weights and zero biases."""
 
     weight: Float[Array, "inputs outputs"]
     bias: Float[Array, " outputs"]
@@ -25,7 +24,7 @@ class Dense(eqx.Module):
 
 
 class MLP(eqx.Module):
-    """Affine maps with LeakyReLU (slope 0.3) between them; with no hidden sizes, one affine map.
+    """Affine maps with LeakyReLU (slope 0.3) between them. Without hidden sizes, one affine map.
 
     >>> import jax, jax.numpy as jnp
     >>> mlp = MLP(784, (200, 200), 200, key=jax.random.key(0))
@@ -38,11 +37,10 @@ class MLP(eqx.Module):
     def __init__(self, inputs: int, hidden: Sequence[int], outputs: int, *, key: PRNGKeyArray):
         sizes = (inputs, *hidden, outputs)
         keys = jax.random.split(key, len(sizes) - 1)
-        self.layers = tuple(
-            Dense(a, b, key=k) for a, b, k in zip(sizes[:-1], sizes[1:], keys, strict=True)
-        )
+        pairs = zip(itertools.pairwise(sizes), keys, strict=True)
+        self.layers = tuple(Dense(a, b, key=k) for (a, b), k in pairs)
 
     def __call__(self, x: Float[Array, "... inputs"]) -> Float[Array, "... outputs"]:
         for layer in self.layers[:-1]:
-            x = jax.nn.leaky_relu(layer(x), SLOPE)
+            x = jax.nn.leaky_relu(layer(x), 0.3)
         return self.layers[-1](x)

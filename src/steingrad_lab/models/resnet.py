@@ -1,12 +1,14 @@
-"""The residual networks of the paper's ResNet VAE, for images whose sides divide by four.
+"""The residual networks of the paper's ResNet VAE, for images whose sides are multiples of four.
 
-Transposed convolutions of stride 2 are written as ordinary ones: each of the four phases of the
-output sees a 2×2 window of the input, so that one 2×2 convolution with four times the channels,
-followed by a rearrangement, gives the same numbers without multiplying the zeros between pixels.
-On CPUs that is more than twice as fast as `jax.lax.conv_transpose`, gradients included.
+A transposed convolution of stride 2 is computed as an ordinary one. Output pixels have four phases
+(even or odd row, even or odd column), and each phase depends on a 2×2 window of the input. So one
+2×2 convolution with four times the channels gives all output pixels, which are then rearranged. On
+CPUs this is more than twice as fast as `jax.lax.conv_transpose`, including the gradients.
 """
 
+import itertools
 import math
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
@@ -21,7 +23,7 @@ CHANNELS = (16, 16, 32, 32, 64, 64)
 
 
 class Conv(eqx.Module):
-    """A convolution that keeps the size of its input, or halves it (`stride=2`)."""
+    """A convolution that keeps the size of its input or, with `stride=2`, halves it."""
 
     weight: Float[Array, "height width inputs outputs"]
     bias: Float[Array, " outputs"]
@@ -50,7 +52,7 @@ class UpConv(eqx.Module):
 
     def __init__(self, inputs: int, outputs: int, size: int = 3, *, key: PRNGKeyArray):
         if size not in (2, 3):
-            raise ValueError(f"UpConv has kernels of size 2 or 3, but was given {size}.")
+            raise ValueError(f"UpConv needs a kernel size of 2 or 3, but was given {size}.")
         shape = (size, size, inputs, outputs)
         self.weight = jax.nn.initializers.glorot_uniform()(key, shape)
         self.bias = jnp.zeros(outputs)
@@ -58,10 +60,10 @@ class UpConv(eqx.Module):
     def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c2"]:
         size, _, inputs, outputs = self.weight.shape
         if size == 2:
-            # Taps 0 and 1 of an input pixel are its own two output pixels: no window at all.
+            # Each output pixel depends on one input pixel only, so a 1×1 window is enough.
             window = self.weight.transpose(2, 0, 1, 3).reshape(1, 1, inputs, 4 * outputs)
         else:
-            # Even outputs: tap 0 of pixel j and tap 2 of pixel j - 1; odd ones: tap 1 of pixel j.
+            # Even outputs need tap 0 of pixel j and tap 2 of pixel j - 1; odd ones tap 1 of j.
             padded = jnp.pad(self.weight, ((0, 1), (0, 1), (0, 0), (0, 0)))
             taps = jnp.array([[2, 3], [0, 1]])  # [pixel j - 1 or j, phase]; tap 3 is zero
             window = padded[taps[:, :, None, None], taps]  # [wy, a, wx, b, inputs, outputs]
@@ -80,19 +82,23 @@ def convolve(x: Array, weight: Array, stride: int, padding: str) -> Array:
 
 
 class Block(eqx.Module):
-    """Two convolutions with ReLU and a skip; `resize` is "down" (by two), "up" or `None`."""
+    """Two convolutions with ReLU and a skip connection.
+
+    A block with more output than input channels halves the size of the image; a block with fewer
+    output channels doubles the size.
+    """
 
     first: Conv | UpConv
     second: Conv
     skip: Conv | UpConv | None
 
-    def __init__(self, inputs: int, outputs: int, resize: str | None, *, key: PRNGKeyArray):
+    def __init__(self, inputs: int, outputs: int, *, key: PRNGKeyArray):
         first_key, second_key, skip_key = jax.random.split(key, 3)
         self.second = Conv(outputs, outputs, key=second_key)
-        if resize is None:
+        if outputs == inputs:
             self.first = Conv(inputs, outputs, key=first_key)
             self.skip = None
-        elif resize == "down":
+        elif outputs > inputs:
             self.first = Conv(inputs, outputs, stride=2, key=first_key)
             self.skip = Conv(inputs, outputs, size=2, stride=2, key=skip_key)
         else:
@@ -104,8 +110,13 @@ class Block(eqx.Module):
         return jax.nn.relu(out + (x if self.skip is None else self.skip(x)))
 
 
+def _blocks(channels: Sequence[int], keys: Sequence[PRNGKeyArray] | Array) -> tuple[Block, ...]:
+    pairs = zip(itertools.pairwise((channels[0], *channels)), keys, strict=True)
+    return tuple(Block(inputs, outputs, key=key) for (inputs, outputs), key in pairs)
+
+
 class ResNetEncoder(eqx.Module):
-    """From images to logits: 3×3 convolution, six residual blocks, an affine map.
+    """Maps images to logits: a 3×3 convolution, six residual blocks, an affine map.
 
     >>> import jax, jax.numpy as jnp
     >>> encoder = ResNetEncoder((8, 8), 20, key=jax.random.key(0))
@@ -123,11 +134,7 @@ class ResNetEncoder(eqx.Module):
         keys = jax.random.split(key, len(CHANNELS) + 2)
         self.image_shape = image_shape
         self.first = Conv(1, CHANNELS[0], key=keys[0])
-        sizes = (CHANNELS[0], *CHANNELS)
-        self.blocks = tuple(
-            Block(a, b, "down" if b > a else None, key=k)
-            for a, b, k in zip(sizes[:-1], sizes[1:], keys[1:-1], strict=True)
-        )
+        self.blocks = _blocks(CHANNELS, keys[1:-1])
         self.last = Dense(height // 4 * (width // 4) * CHANNELS[-1], bits, key=keys[-1])
 
     def __call__(self, y: Float[Array, "... pixels"]) -> Float[Array, "... bits"]:
@@ -138,7 +145,7 @@ class ResNetEncoder(eqx.Module):
 
 
 class ResNetDecoder(eqx.Module):
-    """From bits to images: an affine map, six residual blocks, a 3×3 convolution.
+    """Maps bits to images: an affine map, six residual blocks, a 3×3 convolution.
 
     >>> import jax, jax.numpy as jnp
     >>> decoder = ResNetDecoder((8, 8), 20, key=jax.random.key(0))
@@ -155,14 +162,9 @@ class ResNetDecoder(eqx.Module):
         height, width = check_shape(image_shape)
         keys = jax.random.split(key, len(CHANNELS) + 2)
         self.image_shape = image_shape
-        channels = CHANNELS[::-1]
-        self.first = Dense(bits, height // 4 * (width // 4) * channels[0], key=keys[0])
-        sizes = (channels[0], *channels)
-        self.blocks = tuple(
-            Block(a, b, "up" if b < a else None, key=k)
-            for a, b, k in zip(sizes[:-1], sizes[1:], keys[1:-1], strict=True)
-        )
-        self.last = Conv(channels[-1], 1, key=keys[-1])
+        self.first = Dense(bits, height // 4 * (width // 4) * CHANNELS[-1], key=keys[0])
+        self.blocks = _blocks(CHANNELS[::-1], keys[1:-1])
+        self.last = Conv(CHANNELS[0], 1, key=keys[-1])
 
     def __call__(self, x: Float[Array, "... bits"]) -> Float[Array, "... pixels"]:
         height, width = self.image_shape
@@ -175,8 +177,8 @@ class ResNetDecoder(eqx.Module):
 def check_shape(image_shape: tuple[int, int]) -> tuple[int, int]:
     if any(side % 4 for side in image_shape):
         raise ValueError(
-            "The residual networks halve images twice, so their sides must divide by 4, but were "
-            f"given {image_shape}."
+            f"The residual networks need images whose sides are multiples of 4, but the image "
+            f"shape is {image_shape}. Choose network mlp, or pad the images."
         )
     return image_shape
 
@@ -184,7 +186,7 @@ def check_shape(image_shape: tuple[int, int]) -> tuple[int, int]:
 def resnet_vae(
     image_shape: tuple[int, int], bits: int, likelihood: Likelihood, *, key: PRNGKeyArray
 ) -> VAE:
-    """The paper's ResNet VAE: one layer of `bits` between residual networks."""
+    """Builds the paper's ResNet VAE, with one stochastic layer of `bits`."""
     encoder_key, decoder_key = jax.random.split(key)
     return VAE(
         (ResNetEncoder(image_shape, bits, key=encoder_key),),

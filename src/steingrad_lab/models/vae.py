@@ -1,4 +1,4 @@
-"""Binary VAEs: one or several layers of stochastic bits between a prior and an image."""
+"""Binary VAEs with one or several layers of stochastic bits."""
 
 import itertools
 import math
@@ -17,12 +17,12 @@ from .networks import MLP
 
 
 class VAE(eqx.Module):
-    r"""$p(y, x) = p(y \mid x_1) \, p(x_1 \mid x_2) \cdots p(x_L)$ with encoder $q(x \mid y) =
-    q(x_1 \mid y) \, q(x_2 \mid x_1) \cdots$, every $x_l$ a vector of bits, the prior $p(x_L)$
-    uniform and fixed.
+    r"""The model $p(y, x) = p(y \mid x_1) \, p(x_1 \mid x_2) \cdots p(x_L)$ with the encoder
+    $q(x \mid y) = q(x_1 \mid y) \, q(x_2 \mid x_1) \cdots$. Every $x_l$ is a vector of bits, and
+    the prior $p(x_L)$ is uniform and fixed.
 
-    `encoders[l]` maps $x_{l-1}$ (the image for $l = 1$) to the logits of $x_l$; `decoders[l]` maps
-    $x_l$ to those of $x_{l-1}$ (to the image's likelihood for $l = 1$).
+    `encoders[l - 1]` maps $x_{l-1}$ to the logits of $x_l$, where $x_0$ is the image $y$.
+    `decoders[l - 1]` maps $x_l$ to the logits of $x_{l-1}$, or to the likelihood's parameters.
 
     >>> import jax, jax.numpy as jnp
     >>> from steingrad_lab.models import BernoulliLikelihood
@@ -42,27 +42,29 @@ class VAE(eqx.Module):
 
     @property
     def generative(self) -> Any:
-        """What the decoder's gradient is with respect to."""
+        """The parameters of $p(y, x)$, with respect to which the decoder's gradient is taken."""
         return self.decoders, self.likelihood
 
     def log_likelihood(
         self, layer: int, below: Float[Array, "... inputs"], x: Float[Array, "... bits"]
     ) -> Float[Array, "..."]:
-        r"""$\log p(x_{l-1} \mid x_l)$, where $x_0$ is the image."""
+        r"""Returns $\log p(x_l \mid x_{l+1})$ for $l$ = `layer`, where $x_0$ is the image."""
         outputs = self.decoders[layer](x)
         if layer == 0:
             return self.likelihood.log_prob(outputs, below)
         return Bernoulli(outputs).log_prob(below)
 
     def log_prior(self) -> float:
-        r"""$\log p(x_L)$: the same for all states."""
+        r"""Returns $\log p(x_L)$, which is the same for all states."""
         return -self.layer_sizes[-1] * math.log(2)
 
     def log_weights(
         self, y: Float[Array, "*batch pixels"], *, samples: int, key: PRNGKeyArray
     ) -> Float[Array, "samples *batch"]:
-        r"""$\log p(y, x) - \log q(x \mid y)$ for samples $x \sim q(\cdot \mid y)$: its mean is the
-        ELBO, the logarithm of its mean exponential the importance-weighted bound."""
+        r"""Returns $\log p(y, x) - \log q(x \mid y)$ for samples $x \sim q(\cdot \mid y)$.
+
+        The mean is the ELBO; the log of the mean exponential is the importance-weighted bound.
+        """
         first_key, above_key = jax.random.split(key)
         q = Bernoulli(self.encoders[0](y))
         x = q.sample(first_key, (samples,))
@@ -78,9 +80,11 @@ class VAE(eqx.Module):
         key: PRNGKeyArray,
         relaxed: bool = False,
     ) -> Float[Array, "..."]:
-        r"""The part of $\log p - \log q$ that depends on $x_l \sim q(x_l \mid x_{l-1})$: its own
-        terms and those of the layers above, which are sampled; or, if `relaxed`, replaced by their
-        means given the layer below, which makes it a continuous function of $x_l$."""
+        r"""Returns the terms of $\log p(y, x) - \log q(x \mid y)$ from the given layer up.
+
+        `x` is the state of that layer. The layers above are sampled. If `relaxed` is set, each is
+        replaced by its mean given the layer below, so that the result is continuous in `x`.
+        """
         weight = self.log_likelihood(layer, below, x) - q.log_prob(x)
         for above in range(layer + 1, self.num_layers):
             key, sample_key = jax.random.split(key)
@@ -98,8 +102,10 @@ def mlp_vae(
     *,
     key: PRNGKeyArray,
 ) -> VAE:
-    """The paper's models: `layer_sizes` bits, `hidden` units in each encoder and decoder (none:
-    affine maps)."""
+    """Builds the paper's VAE from layers of `layer_sizes` bits.
+
+    Each encoder and decoder has `hidden` units, or is an affine map if `hidden` is empty.
+    """
     sizes = (pixels, *layer_sizes)
     keys = jax.random.split(key, (2, len(layer_sizes)))
     pairs = list(itertools.pairwise(sizes))
@@ -112,7 +118,7 @@ def mlp_vae(
 
 
 def sample_images(model: VAE, count: int, *, key: PRNGKeyArray) -> Float[Array, "count pixels"]:
-    """Expected images of ancestral samples from the prior."""
+    """Draws ancestral samples from the prior and returns the mean image of each."""
     key, top_key = jax.random.split(key)
     x = Bernoulli(jnp.zeros((count, model.layer_sizes[-1]))).sample(top_key)
     for decoder in model.decoders[:0:-1]:
@@ -124,6 +130,6 @@ def sample_images(model: VAE, count: int, *, key: PRNGKeyArray) -> Float[Array, 
 def reconstruct(
     model: VAE, y: Float[Array, "... pixels"], *, key: PRNGKeyArray
 ) -> Float[Array, "... pixels"]:
-    """Expected images given one sample of the first layer."""
+    """Returns the mean image given one sample of the first layer for each `y`."""
     x = Bernoulli(model.encoders[0](y)).sample(key)
     return model.likelihood.mean(model.decoders[0](x))

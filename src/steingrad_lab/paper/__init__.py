@@ -1,1 +1,1 @@
-"""The paper: its settings, its grid of experiments, its published numbers."""
+"""The paper's settings, its grid of experiments and its published numbers."""

@@ -1,4 +1,4 @@
-"""The paper's experiments, from `grid.toml`, and its numbers, from `results.csv`."""
+"""The paper's experiments (`grid.toml`) and published numbers (`results.csv`, `variance.csv`)."""
 
 import csv
 import dataclasses
@@ -16,22 +16,22 @@ from .settings import configure
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One configuration of an experiment: a cell of its tables, a curve of its figures."""
+    """One configuration of an experiment: a cell of its tables or a curve of its figures."""
 
     label: str
-    """The row it stands in."""
+    """The label of the table row or curve."""
     config: Config
-    """With the paper's number of steps and its five seeds."""
+    """The configuration, with the paper's number of steps and its five seeds."""
 
     @property
     def biased(self) -> bool:
-        """Whether its gradient is biased by design."""
+        """Whether the estimator is biased by design."""
         return DESCRIPTIONS[self.config.estimator].biased
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """A number of the paper, over five runs of a million steps; no error where it has none."""
+    """A number of the paper, over five runs of a million steps. `stderr` may be unpublished."""
 
     mean: float
     stderr: float | None
@@ -53,22 +53,23 @@ class Experiment:
     name: str
     title: str
     show: str
-    """`table` or `curves`."""
+    """Either `table` or `curves`."""
     metrics: tuple[str, ...]
     entries: tuple[Entry, ...]
     reference: str | None = None
-    """The estimator whose number divides the others of its task, where only ratios compare."""
+    """The estimator by whose number the others are divided, if only ratios are comparable."""
     table: str | None = None
-    """The published numbers it aims at."""
+    """The name of the published table to compare with."""
     published_metric: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The published name of a metric, if it differs from ours."""
 
     @property
     def ablation(self) -> bool:
-        """Whether all its runs are one comparison, and so one figure."""
+        """Whether all runs are compared in one figure."""
         return self.name.startswith("ablation-")
 
     def published(self, entry: Entry, metric: str) -> Published | None:
-        """The paper's number for this cell, if it has one."""
+        """Returns the paper's number for a cell, or `None`."""
         config = entry.config
         task = (config.dataset, config.likelihood, len(config.layer_sizes), config.samples)
         name = self.published_metric.get(metric, metric)
@@ -77,7 +78,7 @@ class Experiment:
 
 @functools.cache
 def experiments() -> dict[str, Experiment]:
-    """All experiments by name, in the order of the file."""
+    """Returns all experiments by name, in the order of the file."""
     tables = tomllib.loads(_file("grid.toml"))
     found = {}
     for name, table in tables.items():
@@ -86,18 +87,13 @@ def experiments() -> dict[str, Experiment]:
             entries = found[runs].entries
         else:
             entries = tuple(entry for block in runs for entry in _multiply(block))
-        found[name] = _experiment(name, entries, **table)
+        table["metrics"], table["table"] = tuple(table["metrics"]), table.pop("published", None)
+        found[name] = Experiment(name, entries=entries, **table)
     return found
 
 
-def _experiment(
-    name: str, entries: tuple[Entry, ...], *, metrics: list, published: str | None = None, **fields
-) -> Experiment:
-    return Experiment(name, entries=entries, metrics=tuple(metrics), table=published, **fields)
-
-
 def _multiply(block: dict[str, Any]) -> Iterator[Entry]:
-    """An entry for each combination of the values listed in a block."""
+    """Yields an entry for each combination of the values that are listed in a block."""
     lists = [value if isinstance(value, list) else [value] for value in block.values()]
     for values in itertools.product(*lists):
         settings = dict(zip(block, values, strict=True))
@@ -107,24 +103,18 @@ def _multiply(block: dict[str, Any]) -> Iterator[Entry]:
 
 @functools.cache
 def _published() -> dict[tuple, Published]:
-    rows = csv.DictReader(_file("results.csv").splitlines())
-    return {
-        (
-            row["table"],
-            row["dataset"],
-            row["likelihood"],
-            int(row["layers"]),
-            int(row["k"]),
-            row["estimator"],
-            row["metric"],
-        ): Published(float(row["mean"]), float(row["stderr"]) if row["stderr"] else None)
-        for row in rows
-    }
+    found = {}
+    for row in csv.DictReader(_file("results.csv").splitlines()):
+        task = (row["dataset"], row["likelihood"], int(row["layers"]), int(row["k"]))
+        stderr = float(row["stderr"]) if row["stderr"] else None
+        number = Published(float(row["mean"]), stderr)
+        found[row["table"], *task, row["estimator"], row["metric"]] = number
+    return found
 
 
 @functools.cache
 def published_variances() -> dict[Config, tuple[int, float]]:
-    """Step and gradient variance, by the configurations whose curves the paper shows."""
+    """Returns the step and gradient variance of each configuration whose curve the paper shows."""
     rows = {
         (row["dataset"], row["likelihood"], int(row["k"]), row["estimator"]): row
         for row in csv.DictReader(_file("variance.csv").splitlines())
@@ -138,10 +128,9 @@ def published_variances() -> dict[Config, tuple[int, float]]:
 
 
 def find(name: str) -> Experiment:
-    """An experiment by name."""
     known = experiments()
     if name not in known:
-        raise ConfigError(f"There is no experiment {name!r}. There are: {', '.join(known)}.")
+        raise ConfigError(f"There is no experiment {name!r}. Choose from: {', '.join(known)}.")
     return known[name]
 
 

@@ -1,4 +1,4 @@
-"""The paper's settings, and configurations made from them."""
+"""The paper's settings, and configurations and run names that are based on them."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ STEPS = 1_000_000
 SEEDS = (1, 2, 3, 4, 5)
 BOUND_SAMPLES = 100
 LAYER_SIZE = 200
-# Where the published times come from.
+# The device on which the published times were measured.
 TIMED_ON = "an NVIDIA 3080Ti"
 
 
 def architecture(layers: int, network: str = "mlp") -> dict[str, Any]:
-    """MLP VAEs with one layer, linear ones with more; residual networks have no setting."""
+    """Returns the paper's layer sizes and hidden units. Several layers have no hidden units."""
     sizes: dict[str, Any] = {"layer_sizes": (LAYER_SIZE,) * layers}
-    if network == "mlp":
+    if network == "mlp":  # the sizes of residual networks are fixed
         sizes["hidden"] = (200, 200) if layers == 1 else ()
     return sizes
 
@@ -24,7 +24,7 @@ def architecture(layers: int, network: str = "mlp") -> dict[str, Any]:
 def paper_settings(
     dataset: str, likelihood: str, layers: int, network: str = "mlp"
 ) -> dict[str, Any]:
-    """What the paper has for a task.
+    """Returns the paper's settings for a task.
 
     >>> paper_settings("fashion_mnist", "bernoulli", 1)["learning_rate"]
     0.0003
@@ -44,10 +44,10 @@ def paper_settings(
 
 
 def configure(*, preset: str = "none", layers: int | None = None, **given: Any) -> Config:
-    """A configuration from what is given; the rest from the preset `paper`, or the defaults.
+    """Returns a configuration from the given settings and, for the rest, the preset or defaults.
 
-    `layers` is short for the paper's architecture with so many stochastic layers, which also
-    settles the hidden units where only `layer_sizes` are given.
+    `layers` selects the paper's architecture with this number of stochastic layers. If only
+    `layer_sizes` are given, the number of layers selects the paper's hidden units.
 
     >>> configure(layers=2, estimator="disarm").layer_sizes
     (200, 200)
@@ -57,7 +57,7 @@ def configure(*, preset: str = "none", layers: int | None = None, **given: Any) 
     if layers is not None and layers < 1:
         raise ConfigError(f"layers must be 1 or more, not {layers}.")
     if layers is not None and "layer_sizes" in given:
-        raise ConfigError("Give layers or layer_sizes, not both.")
+        raise ConfigError("Both layers and layer_sizes are given. Give only one of them.")
     count = layers or max(1, len(given.get("layer_sizes", ())))
     dataset, likelihood, network = (
         given.get(name, getattr(Config, name)) for name in ("dataset", "likelihood", "network")
@@ -70,27 +70,21 @@ def configure(*, preset: str = "none", layers: int | None = None, **given: Any) 
 
 
 def task_slug(config: Config) -> str:
-    """What is estimated, and how.
+    """Returns a name for the dataset, likelihood, number of layers, estimator and K.
 
     >>> task_slug(Config(dataset="mnist", layer_sizes=(200, 200), estimator="disarm"))
     'mnist-bernoulli-layers2-disarm-k2'
     """
-    layers = f"layers{len(config.layer_sizes)}" if len(config.layer_sizes) > 1 else ""
-    parts = (
-        label(config.dataset),
-        config.likelihood,
-        layers,
-        config.estimator,
-        f"k{config.samples}",
-    )
-    return "-".join(part for part in parts if part)
+    layers = [f"layers{len(config.layer_sizes)}"] if len(config.layer_sizes) > 1 else []
+    task = [label(config.dataset), config.likelihood, *layers]
+    return "-".join([*task, config.estimator, f"k{config.samples}"])
 
 
 def run_name(config: Config) -> str:
-    """A folder name for a configuration: its task, and whatever differs from the paper's settings.
+    """Returns a folder name for a configuration: its task and what differs from the paper.
 
-    Unlike configurations have unlike names, but for the number of steps and what is done when they
-    are made: a larger budget goes on with the same run.
+    Different configurations have different names. Exceptions are the settings that may change when
+    a run is continued: the number of steps, and the samples of the bound at the end.
 
     >>> run_name(Config(dataset="mnist", operator="mpf", damping=1e-3, seeds=(1, 2)))
     'mnist-bernoulli-rodeo-k2-operator=mpf-damping=0.001-seed1+2'
@@ -103,7 +97,7 @@ def run_name(config: Config) -> str:
 
 
 def unusual_settings(config: Config) -> dict[str, Any]:
-    """What `task_slug` does not say, where it is not as in the paper."""
+    """Returns the settings that differ from the paper and are not part of `task_slug`."""
     usual = configure(
         preset="paper",
         dataset=config.dataset,
@@ -113,11 +107,9 @@ def unusual_settings(config: Config) -> dict[str, Any]:
         network=config.network,
         layers=len(config.layer_sizes),
     )
-    told = ("steps", "seeds", "bound_samples")
-    changed = {
+    network = {"network": config.network} if config.network != Config.network else {}
+    return network | {
         name: given
         for name, (_, given) in differences(usual, config).items()
-        if belongs(name, vars(config))
+        if name not in ("steps", "seeds", "bound_samples") and belongs(name, vars(config))
     }
-    network = {"network": config.network} if config.network != Config.network else {}
-    return network | {name: given for name, given in changed.items() if name not in told}

@@ -1,4 +1,4 @@
-"""Reports: tables and figures of runs, beside the paper's numbers."""
+"""Reports: tables and figures of runs, together with the paper's numbers."""
 
 import os
 import tempfile
@@ -10,16 +10,19 @@ from .collect import RESULTS, collect, results
 from .figures import plot
 from .markdown import summary, to_markdown
 from .page import to_html
-from .parts import Figure, Report
+from .parts import Report
 
 BEGIN = "<!-- results:begin -->"
 END = "<!-- results:end -->"
 
 
 def write_report(directory: Path, out: Path, readme: Path | None = None) -> None:
-    """Write `index.html`, `report.md`, `figures/` and `results.jsonl` from the runs in a folder."""
+    """Writes `index.html`, `report.md`, `figures/` and `results.jsonl` from the runs in a folder.
+
+    The main results are also written into `readme`, if it is given.
+    """
     if readme is not None:
-        section(readme)  # its complaint, if any, before the work
+        section(readme)  # raises before the work begins
     collection = collect(directory)
     report = build(collection)
     files = {
@@ -28,15 +31,14 @@ def write_report(directory: Path, out: Path, readme: Path | None = None) -> None
         "report.md": to_markdown(report),
     }
     out.mkdir(parents=True, exist_ok=True)
-    # To the side first: an earlier report stays as it is until all of the new one is there.
+    # The files are written elsewhere first, so that an earlier report stays until all are ready.
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as side:
         new = Path(side)
         for name, text in files.items():
             (new / name).write_bytes(_bytes(text))
         (new / "figures").mkdir()
-        for part in (part for section in report.sections for part in section.parts):
-            if isinstance(part, Figure):
-                plot(part.curves, part.metrics, new / "figures" / f"{part.name}.png")
+        for figure in report.figures:
+            plot(figure.curves, figure.metrics, new / "figures" / f"{figure.name}.png")
         (out / "figures").mkdir(exist_ok=True)
         for path in [*new.glob("figures/*"), *(new / name for name in files)]:
             path.replace(out / path.relative_to(new))
@@ -45,24 +47,24 @@ def write_report(directory: Path, out: Path, readme: Path | None = None) -> None
 
 
 def _bytes(text: str) -> bytes:
-    """Names of folders may hold what is no text at all: that is shown by its codes."""
+    """Encodes text. Folder names may contain bytes that are not text; these are escaped."""
     return text.encode("utf-8", "backslashreplace")
 
 
 def section(readme: Path) -> str:
-    """The generated text of a README."""
+    """Returns the text of a README between the two markers."""
     _, begin, rest = readme.read_text("utf-8").partition(BEGIN)
     inside, end, _ = rest.partition(END)
     if not (begin and end):
         raise RunError(
-            f"{readme} has no place for the results: put the lines {BEGIN} and {END} where they "
-            "belong."
+            f"{readme} does not have the markers {BEGIN} and {END}. Add both, each on its own "
+            "line, where the results should be."
         )
     return inside
 
 
 def write_section(readme: Path, report: Report, out: Path) -> None:
-    """Put the summary between the two markers."""
+    """Writes the summary of a report between the two markers."""
     place = Path(os.path.relpath(out, readme.parent)).as_posix()
     text = readme.read_text("utf-8")
     before, after = text.split(BEGIN + section(readme) + END, 1)

@@ -1,4 +1,4 @@
-"""The report of a collection of runs."""
+"""Build the report of a collection of runs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -67,14 +67,14 @@ def build(collection: Collection) -> Report:
     return Report(
         "The paper's experiments with steingrad",
         (found, *short, *full, NUMBERS.format(where=""), CURVES, *missing),
-        # Each table says how far it is from the paper's budget.
+        # The summary has no sentence on the budget here, because each table has its own.
         (found, *full, NUMBERS.format(where=" where the steps are as many")),
         tuple(sections),
     )
 
 
 def _missing_tasks(experiment: Experiment, found: Mapping[Entry, Group]) -> tuple[str, ...]:
-    """A sentence about tasks of which nothing was run."""
+    """Returns a sentence that lists the tasks without any run."""
     there = {(*column(entry), entry.config.samples) for entry in found}
     configs = [entry.config for entry in experiment.entries]
     missing = {
@@ -91,7 +91,7 @@ def _unused(runs: Sequence[tuple[StoredRun, str]]) -> Table:
 
 
 def _provenance(runs: Sequence[StoredRun]) -> Section:
-    """Environments, data and commits."""
+    """Returns the section on environments, data files and commits."""
     machines: dict[str, list[StoredRun]] = {}
     files: dict[tuple[str, str], bool | None] = {}
     for run in runs:
@@ -99,12 +99,9 @@ def _provenance(runs: Sequence[StoredRun]) -> Section:
         for name, sha256 in run.data_files.items():
             files[name, sha256] = run.published.get(name)
     names = ("Runs", "Commit", "Python", "Packages", "Device", "Platform")
-    columns = [_environment(members) for members in machines.values()]
-    rows = tuple(
-        (name, tuple(Cell(values[number]) for values in columns))
-        for number, name in enumerate(names)
-    )
-    headings = [f"environment {number}" for number in range(1, len(columns) + 1)]
+    columns = [map(Cell, _environment(members)) for members in machines.values()]
+    rows = tuple(zip(names, zip(*columns, strict=True), strict=True))
+    headings = [f"environment {number}" for number in range(1, len(machines) + 1)]
     environments = Table("Environment", ("", *headings), (Block("", rows),), words=True)
     said = {True: "as published", False: "not the published file", None: "not compared"}
     hashes = tuple(

@@ -1,4 +1,4 @@
-"""The runs of a report: read from run folders and from `results.jsonl`, then grouped."""
+"""Read runs from run folders and from `results.jsonl`, and group them by configuration."""
 
 import dataclasses
 import json
@@ -16,8 +16,9 @@ from ..training.runs import Run, RunError
 from ..training.stored import FORMAT, check_metrics, to_present
 
 RESULTS = "results.jsonl"
-# The most points of a curve that are kept: more cannot be seen.
+# The most points of a curve that are kept, which is enough for a figure.
 POINTS = 200
+# Errors while reading damaged files, which become warnings.
 DAMAGE = (
     RunError, ConfigError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError,
 )  # fmt: skip
@@ -25,25 +26,25 @@ DAMAGE = (
 
 @dataclasses.dataclass(frozen=True)
 class StoredRun:
-    """A run without its checkpoints: a line of `results.jsonl`.
+    """A run without its checkpoints, as a line of `results.jsonl`.
 
-    Its metrics are rounded and thinned, and `seconds` stands in place of `ms_per_step`: steps so
-    far times the median time of a step, which interruptions do not change.
+    The metrics are rounded and thinned out. Each line has `seconds` instead of `ms_per_step`: the
+    number of steps times the median time of a step, which interruptions do not affect.
     """
 
     name: str
-    """The run folder, seen from where the search began."""
+    """The run folder, relative to the folder that was searched."""
     status: str
     config: Config
     ms_per_step: float | None
-    """The median over the report lines, without the first."""
+    """The median of the reports, without the first report of each seed."""
     environment: Mapping[str, Any]
     data_files: Mapping[str, str]
     published: Mapping[str, bool | None]
-    """Whether each data file is the published one; None: cannot be told."""
+    """Whether each data file is identical to the published one; `None` if unknown."""
     metrics: tuple[Mapping[str, Any], ...]
     folder: bool = False
-    """Whether it was read from a run folder."""
+    """Whether the run was read from a run folder."""
 
     @property
     def finished(self) -> bool:
@@ -52,7 +53,7 @@ class StoredRun:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The finished runs of one configuration, all equally long, whatever their seeds."""
+    """The finished runs of one configuration with the same number of steps, by seed."""
 
     config: Config
     steps: int
@@ -63,45 +64,42 @@ class Group:
 
     @property
     def ms_per_step(self) -> float | None:
-        """That of the fastest run: other work on a machine only ever adds."""
+        """The time of the fastest run. Other work on a machine only makes runs slower."""
         times = (run.ms_per_step for run in self.seeds.values())
         return min((time for time in times if time is not None), default=None)
 
     def values(self, metric: str) -> list[float]:
-        """The last value for each seed; of `ms_per_step` the one that there is."""
+        """Returns the last value for each seed, or the group's one value of `ms_per_step`."""
         if metric == "ms_per_step":
             return [] if self.ms_per_step is None else [self.ms_per_step]
-        last = {}
-        for seed in self.seeds:
-            for line in self.lines(seed):
-                if line.get(metric) is not None:
-                    last[seed] = line[metric]
-        return list(last.values())
+        found = [[line.get(metric) for line in self.lines(seed)] for seed in self.seeds]
+        known = [[value for value in values if value is not None] for values in found]
+        return [values[-1] for values in known if values]
 
 
 @dataclasses.dataclass(frozen=True)
 class Collection:
-    """All that was found."""
+    """All runs of a report."""
 
     runs: tuple[StoredRun, ...]
     groups: Mapping[Config, Group]
-    """By `key` of their configuration."""
+    """The groups by the `key` of their configuration."""
     unused: tuple[tuple[StoredRun, str], ...]
-    """Runs that are in no group, and why."""
+    """The runs that are in no group, each with the reason."""
 
 
 def key(config: Config) -> Config:
-    """What runs of a group have in common."""
+    """Returns the part of a configuration that the runs of a group have in common."""
     return dataclasses.replace(config, steps=1, seeds=(0,), bound_samples=1)
 
 
 def collect(directory: Path) -> Collection:
-    """Every run under a folder; damaged ones are left out with a warning."""
+    """Returns all runs under a folder. Damaged runs are left out, with a warning."""
     runs = _without_copies([*_folders(directory), *_lines(directory)])
     if not runs:
         raise RunError(
-            f"There are no runs under {directory}: no folder with a config.json that can be read, "
-            f"and no {RESULTS}. Name the folder that `steingrad train` or `reproduce` wrote to."
+            f"There are no runs under {directory}: no folder with a readable config.json, and no "
+            f"{RESULTS}. Name the folder that `steingrad train` or `reproduce` wrote to."
         )
     together: dict[Config, list[StoredRun]] = {}
     unused = []
@@ -126,23 +124,21 @@ def collect(directory: Path) -> Collection:
 
 
 def results(runs: Iterable[StoredRun]) -> str:
-    """One line of JSON for each run."""
+    """Returns a line of JSON for each run."""
     return "".join(json.dumps(_to_json(run)) + "\n" for run in runs)
 
 
 def compact(run: Run, name: str) -> StoredRun:
-    """A run folder as a line of `results.jsonl`."""
+    """Converts a run folder to a line of `results.jsonl`."""
     seeds: dict[int, list[dict[str, Any]]] = {}
     for line in run.metrics():
         seeds.setdefault(line["seed"], []).append(line)
-    kept = []
-    times = {
-        seed: [line["ms_per_step"] for line in lines if line.get("ms_per_step", 0) > 0]
-        for seed, lines in seeds.items()
-    }
-    # Without each seed's first report, which may have waited for other things.
-    usual = [ms for own in times.values() for ms in (own[1:] or own)]
+    usual = []
+    for lines in seeds.values():
+        times = [line["ms_per_step"] for line in lines if line.get("ms_per_step", 0) > 0]
+        usual += times[1:] or times  # the first report may include delays at the start
     median = float(np.median(usual)) if usual else None
+    kept = []
     for lines in seeds.values():
         for line in lines:
             if line.pop("ms_per_step", None) is not None and median is not None:
@@ -194,13 +190,10 @@ def _lines(directory: Path) -> list[StoredRun]:
 
 
 def _search(directory: Path, name: str) -> list[Path]:
-    """Files of this name, in no hidden folder."""
-    found = [path.relative_to(directory) for path in directory.rglob(name)]
-    return [
-        directory / path
-        for path in sorted(found)
-        if not any(part.startswith(".") for part in path.parts)
-    ]
+    """Returns all files of this name, except those in hidden folders."""
+    found = sorted(path.relative_to(directory) for path in directory.rglob(name))
+    hidden = lambda path: any(part.startswith(".") for part in path.parts)
+    return [directory / path for path in found if not hidden(path)]
 
 
 def _said(error: Exception) -> str:
@@ -208,7 +201,7 @@ def _said(error: Exception) -> str:
 
 
 def _without_copies(runs: list[StoredRun]) -> list[StoredRun]:
-    """One finished run for each configuration and seeds; unfinished ones if in a folder."""
+    """Keeps one finished run for each configuration and seeds, and unfinished run folders."""
     same: dict[tuple, list[StoredRun]] = {}
     for run in runs:
         same.setdefault((key(run.config), run.config.seeds), []).append(run)
@@ -260,5 +253,5 @@ def _from_json(fields: dict[str, Any]) -> StoredRun:
         raise ValueError(f"it is damaged: its name is {run.name!r:.60}.")
     numbers = [time for time in times if time is not None]
     if not all(isinstance(time, (int, float)) and 0 <= time < math.inf for time in numbers):
-        raise ValueError("it is damaged: it has times that are no numbers.")
+        raise ValueError("it is damaged: it has times that are not finite numbers.")
     return run

@@ -1,4 +1,4 @@
-"""Figures of an experiment: curves, and what they come to."""
+"""Figures of an experiment: curves, each figure with a table of the values at the end."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from ..paper.settings import STEPS
 from ..training.config import Config
 from .collect import Group
 from .figures import Curve
-from .metrics import METRICS, is_best
+from .metrics import METRICS
 from .notes import budget, data_notes
 from .numbers import Estimate, plural, significant, task_name
-from .parts import NOTHING, Cell, Figure, Table, apart, in_legend
+from .parts import NOTHING, Cell, Figure, Table, apart, in_legend, number_cell
 
-# An estimator looks the same in every figure.
+# An estimator has the same style in every figure.
 STYLE = {estimator.label: estimator.style for estimator in DESCRIPTIONS.values()}
 STARS = {
     "grad_variance": "variances read by eye off its curves",
@@ -25,7 +25,7 @@ STARS = {
 
 
 def experiment_figures(experiment: Experiment, found: Mapping[Entry, Group]) -> list[Figure]:
-    """A figure for each task; an ablation is one figure, if there are two things to compare."""
+    """Returns a figure for each task. An ablation is one figure and needs two labels."""
     if experiment.show != "curves":
         return []
     if experiment.ablation and len({entry.label for entry in found}) < 2:
@@ -83,7 +83,7 @@ def _figure(experiment: Experiment, name: str, found: Mapping[Entry, Group]) -> 
 
 
 def _published(entry: Entry, curve: Curve) -> dict[str, tuple[int, float]]:
-    """What the paper says of these metrics, at steps that the curve reaches."""
+    """Returns the paper's values of these metrics, at steps that the curve reaches."""
     found = {}
     variance = published_variances().get(entry.config)
     if variance:
@@ -100,7 +100,10 @@ def _published(entry: Entry, curve: Curve) -> dict[str, tuple[int, float]]:
 
 
 def mean_curve(label: str, style: int, group: Group, metrics: Sequence[str]) -> Curve | None:
-    """The mean over seeds, at the steps of one of them; None if there are fewer than two points."""
+    """Returns the mean over seeds, at the steps of the seed with the fewest lines.
+
+    Returns `None` if there are fewer than two points.
+    """
     shows = lambda line: "seconds" in line and all(_shows(line, name) for name in metrics)
     seeds = [[line for line in group.lines(seed) if shows(line)] for seed in group.seeds]
     shortest = min(seeds, key=len)
@@ -124,7 +127,7 @@ def mean_curve(label: str, style: int, group: Group, metrics: Sequence[str]) -> 
 
 
 def _shows(line: Mapping, metric: str) -> bool:
-    """Whether a line has a point of a curve: a logarithmic axis has no place for zero."""
+    """Whether a line has a value that can be drawn. A logarithmic axis cannot show zero."""
     value = line.get(metric)
     return value is not None and (value > 0 or not METRICS[metric].logarithmic)
 
@@ -135,7 +138,10 @@ def _table(
     labels: Mapping[Entry, str],
     files: tuple[str, ...],
 ) -> Table:
-    """Where the curves come to: at the step of the published variance, or as far as all go."""
+    """Returns the table below a figure: the variance at one step, the ELBO and the time.
+
+    The step is that of the published variance, or else the last one that all curves reach.
+    """
     paper = {entry: published_variances().get(entry.config) for entry in found}
     published_step = next((there[0] for there in paper.values() if there), None)
     step = min(curve.steps[-1] for curve in curves.values())
@@ -162,22 +168,16 @@ def _table(
             for e, other in numbers.items()
             if e.config.samples == samples and not e.biased and found[e].steps == found[entry].steps
         ]
-        cells = []
-        for place, (metric, number) in enumerate(zip(metrics, own, strict=True)):
-            if number is None:
-                cells.append(NOTHING)
-                continue
-            others = [rival[place] for rival in rivals]
-            best = not entry.biased and is_best(metric, number, others)
-            cells.append(Cell(METRICS[metric].show(number), best=best))
+        cells = [
+            number_cell(metric, number, [rival[place] for rival in rivals], entry.biased)
+            for place, (metric, number) in enumerate(zip(metrics, own, strict=True))
+        ]
         if published_step:
             there = paper[entry]
             cells.insert(1, Cell(significant(Estimate(there[1], None))) if there else NOTHING)
         rows.append((entry.biased, labels[entry], tuple(cells)))
-    after = files
-    if published_step:
-        after = ("The paper's variances are read by eye off its curves.", *files)
-    return Table("", ("", *columns), apart(rows), after=after)
+    eye = ("The paper's variances are read by eye off its curves.",) if published_step else ()
+    return Table("", ("", *columns), apart(rows), after=(*eye, *files))
 
 
 def _at(step: int, lines: Sequence[Mapping], metric: str) -> float:

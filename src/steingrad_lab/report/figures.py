@@ -1,4 +1,4 @@
-"""Curves of runs, as pictures."""
+"""Pictures of curves, drawn with matplotlib."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -22,16 +22,16 @@ class Curve:
 
     label: str
     style: int
-    """A number in `styles.STYLES`."""
+    """The index of the style in `styles.STYLES`, modulo its length."""
     steps: Sequence[int]
     seconds: Sequence[float]
     values: Mapping[str, Sequence[float]]
     published: Mapping[str, tuple[int, float]] = dataclasses.field(default_factory=dict)
-    """The paper's value of a metric, and the step at which it has it."""
+    """The step and value that the paper gives for a metric."""
 
 
 def plot_curves(runs: Mapping[str, Run], path: Path) -> None:
-    """ELBO and gradient variance against steps, one curve for each run (mean over its seeds)."""
+    """Plots ELBO and gradient variance against steps, with one curve (mean over seeds) per run."""
     curves, metrics = [], ("objective", "grad_variance")
     for number, (name, run) in enumerate(runs.items()):
         points: dict[int, dict[str, list[float]]] = {}
@@ -54,7 +54,7 @@ def plot(
     path: Path,
     against: Sequence[str] = ("steps", "seconds"),
 ) -> None:
-    """A panel for each metric (columns) and horizontal axis (rows)."""
+    """Saves a figure with a column of panels for each metric and a row for each horizontal axis."""
     size = (5 * len(metrics), 3.6 * len(against))
     figure, axes = plt.subplots(
         len(against), len(metrics), figsize=size, layout="constrained", squeeze=False
@@ -104,7 +104,7 @@ def plot(
 
 
 def _show_late_part(axis, curves: Sequence[Curve], horizontal: str, metric: str) -> None:
-    """Scale the vertical axis to what comes after the start."""
+    """Scales the vertical axis to the curves without their start."""
     if METRICS[metric].logarithmic:
         axis.set_yscale("log")
     first = START * max((x for curve in curves for x in getattr(curve, horizontal)), default=0)
@@ -122,7 +122,7 @@ def _show_late_part(axis, curves: Sequence[Curve], horizontal: str, metric: str)
     if METRICS[metric].logarithmic:
         margin = (high / low) ** MARGIN
         axis.set_ylim(low / margin, high * margin)
-        # Labels that stay apart: every number of a decade, three of each, or the decades alone.
+        # Fewer labels for more decades, so that they do not overlap.
         decades = np.log10(high / low)
         subs = range(1, 10) if decades < 0.7 else (1, 2, 5) if decades < 3 else (1,)
         axis.yaxis.set_major_locator(LogLocator(subs=list(subs)))

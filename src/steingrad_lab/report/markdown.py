@@ -1,4 +1,4 @@
-"""A report as Markdown."""
+"""Write a report as Markdown."""
 
 import html
 import re
@@ -8,14 +8,16 @@ from .parts import Cell, Figure, Report, Section, Table
 
 
 def to_markdown(report: Report) -> str:
-    """The whole report, with its figures beside it in `figures/`."""
-    sections = "\n\n".join(_section(section, "figures") for section in report.sections)
+    """Returns the whole report. It refers to the pictures in `figures/`."""
+    sections = "\n\n".join(map(_section, report.sections))
     return f"# {_text(report.title)}\n\n{_sentences(report.before)}\n\n{sections}\n"
 
 
 def summary(report: Report, place: str) -> str:
-    """The first table, the first figure and links to the rest; `place`: the report's folder. The
-    paper's numbers stand beside ours only where the budgets are alike."""
+    """Returns the first table, the first figure and links to the rest.
+
+    `place` is the folder of the report. The paper's numbers are shown only for equal budgets.
+    """
     parts = [_sentences(report.brief)]
     shown = [section for section in report.sections if not section.aside]
     both = [(section.title, part) for section in shown for part in section.parts]
@@ -25,8 +27,7 @@ def summary(report: Report, place: str) -> str:
         parts += [f"### {_text(title)}", _table(table, brief=True)]
     for title, figure in figures[:1]:
         title = _text(f"{title}: {figure.title}")
-        picture = f"![{title}]({place}/figures/{figure.name}.png)"
-        parts += [f"### {title}", _sentences(figure.before), picture, _table(figure.table)]
+        parts += [f"### {title}", *_figure(figure, title, f"{place}/figures")]
     parts.append(
         f"The other tables and figures, the environment and the hashes of the data are in "
         f"[{place}/report.md]({place}/report.md), and with interactive figures in "
@@ -35,18 +36,20 @@ def summary(report: Report, place: str) -> str:
     return "\n\n".join(parts)
 
 
-def _section(section: Section, figures: str, level: str = "##") -> str:
-    parts = [f"{level} {_text(section.title)}", _sentences(section.before)]
+def _section(section: Section) -> str:
+    parts = [f"## {_text(section.title)}", _sentences(section.before)]
     for part in section.parts:
         if isinstance(part, Figure):
             alternative = _text(f"{section.title}: {part.title}")
-            parts.append(f"{level}# {_text(part.title)}")
-            parts.append(_sentences(part.before))
-            parts.append(f"![{alternative}]({figures}/{part.name}.png)")
-            parts.append(_table(part.table))
+            parts += [f"### {_text(part.title)}", *_figure(part, alternative, "figures")]
         else:
             parts.append(_table(part))
     return "\n\n".join(part for part in parts if part)
+
+
+def _figure(figure: Figure, alternative: str, folder: str) -> tuple[str, str, str]:
+    picture = f"![{alternative}]({folder}/{figure.name}.png)"
+    return _sentences(figure.before), picture, _table(figure.table)
 
 
 def _table(table: Table, brief: bool = False) -> str:
@@ -80,7 +83,7 @@ def _sentences(sentences: Iterable[str]) -> str:
 
 
 def _text(text: str) -> str:
-    r"""Text that Markdown leaves as it is, in one line.
+    r"""Escapes text for Markdown and puts it on one line.
 
     >>> print(_text("a_b | <c>\n"))
     a\_b \| &lt;c&gt;

@@ -1,4 +1,4 @@
-"""The metrics of a report: their names, how they are shown, and which number is the best."""
+"""The metrics of a report: their titles, their formats, and which numbers are the best."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -9,9 +9,9 @@ from .numbers import Estimate, fixed, significant
 @dataclasses.dataclass(frozen=True)
 class Metric:
     title: str
-    """Of a table or a column."""
+    """The title of a table or column."""
     axis: str = ""
-    """Of the vertical axis, if there are curves of it."""
+    """The label of the vertical axis; empty if the metric has no curves."""
     show: Callable[[Estimate], str] = fixed
     lower_is_better: bool = False
     logarithmic: bool = False
@@ -34,9 +34,9 @@ METRICS = {
 
 
 def is_best(metric: str, number: Estimate, all_numbers: Iterable[Estimate | None]) -> bool:
-    """Whether no other mean is better as far as it is shown: numbers that look the same tie.
+    """Whether no other mean is better. Numbers that look the same in the report are equally good.
 
-    One number alone is not the best of anything.
+    A number without others is not marked as the best.
 
     >>> numbers = [Estimate(-1.001, None), Estimate(-1.002, 0.3), Estimate(-1.2, None), None]
     >>> [is_best("train_elbo", number, numbers) for number in numbers[:3]]

@@ -1,4 +1,4 @@
-"""Sentences that say how far our runs are from the paper's."""
+"""Sentences on how the budget and data of our runs differ from the paper's."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -8,13 +8,17 @@ from ..training.config import Config
 from .collect import Group
 from .numbers import plural
 
-# More names than this say less than "some".
+# The most names that a sentence lists.
 NAMED = 6
+FILES = {
+    False: "is not the published file: numbers may differ from the paper's for this alone.",
+    None: "could not be compared with the published file.",
+}
 PAPER_BUDGET = f"{plural(STEPS, 'step')} and {plural(len(SEEDS), 'seed')}"
 
 
 def budget(cells: Sequence[tuple[str, Group]], metric: str = "") -> list[str]:
-    """Steps and seeds, where they are not the paper's or not the same everywhere."""
+    """Returns sentences on steps and seeds that differ from the paper's or from each other."""
     steps = Counter(group.steps for _, group in cells)
     seeds = Counter(len(group.seeds) for _, group in cells)
     sentences = []
@@ -33,9 +37,7 @@ def budget(cells: Sequence[tuple[str, Group]], metric: str = "") -> list[str]:
             "They differ in seeds: "
             + _exceptions(seeds, "seed", [(name, len(group.seeds)) for name, group in cells])
         )
-    samples = {
-        run.config.bound_samples for _, group in cells for run in group.seeds.values()
-    }  # fmt: skip
+    samples = {run.config.bound_samples for _, group in cells for run in group.seeds.values()}
     if metric == "test_bound" and samples != {BOUND_SAMPLES}:
         counts = " or ".join(map(str, sorted(samples)))
         sentences.append(
@@ -50,7 +52,7 @@ def _range(counts: Counter, noun: str) -> str:
 
 
 def _exceptions(counts: Counter, noun: str, cells: Sequence[tuple[str, int]]) -> str:
-    """Who has how many, but for those who have what most have."""
+    """Lists the cells that differ from the most common count."""
     usual = counts.most_common(1)[0][0]
     parts = []
     for count in sorted(set(counts) - {usual}):
@@ -60,10 +62,8 @@ def _exceptions(counts: Counter, noun: str, cells: Sequence[tuple[str, int]]) ->
     return "; ".join([*parts, f"{plural(usual, noun)} for all others"]) + "."
 
 
-def data_notes(
-    found: Iterable[tuple[Config, Group]],
-) -> tuple[set[tuple], list[str]]:
-    """The columns trained on files that are not the published ones, and a footnote about each."""
+def data_notes(found: Iterable[tuple[Config, Group]]) -> tuple[set[tuple], list[str]]:
+    """Returns the columns with data files that are not the published ones, and footnotes."""
     columns, notes = set(), {}
     for config, group in found:
         for run in group.seeds.values():
@@ -72,11 +72,6 @@ def data_notes(
                     columns.add((config.dataset, config.likelihood, len(config.layer_sizes)))
                     notes[name, run.data_files.get(name, "unknown")] = published
     return columns, [
-        f"† {name} (SHA-256 {sha256[:12]}…) "
-        + (
-            "could not be compared with the published file."
-            if published is None
-            else "is not the published file: numbers may differ from the paper's for this alone."
-        )
+        f"† {name} (SHA-256 {sha256[:12]}…) {FILES[published]}"
         for (name, sha256), published in sorted(notes.items())
     ]

@@ -1,4 +1,4 @@
-"""Numbers as a report shows them, and the names of tasks."""
+"""Means and standard errors, the format of numbers, and the names of tasks."""
 
 import dataclasses
 import math
@@ -21,14 +21,15 @@ DATASETS = {
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds; no standard error with one seed."""
+    """A mean over seeds and its standard error, which is `None` for a single seed."""
 
     mean: float
     stderr: float | None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Estimate | None":
-        """
+        """Returns the mean of the values and its standard error; `None` without values.
+
         >>> Estimate.of([1.0, 3.0])
         Estimate(mean=2.0, stderr=1.0)
         """
@@ -39,7 +40,7 @@ class Estimate:
 
 
 def outside(ours: Estimate, theirs: Estimate | Published) -> bool | None:
-    """Whether two numbers differ by more than twice their combined error; None: cannot be told.
+    """Whether two numbers differ by more than twice their combined error; `None` if unknown.
 
     >>> ours = Estimate(1.0, 0.3)
     >>> outside(ours, Estimate(2.0, 0.4)), outside(ours, Estimate(2.0, None))
@@ -51,7 +52,8 @@ def outside(ours: Estimate, theirs: Estimate | Published) -> bool | None:
 
 
 def fixed(number: Estimate | Published) -> str:
-    """
+    """Formats a number with two decimals.
+
     >>> fixed(Estimate(-101.889, 0.166))
     '−101.89 ± 0.17'
     """
@@ -60,7 +62,8 @@ def fixed(number: Estimate | Published) -> str:
 
 
 def significant(number: Estimate) -> str:
-    """
+    """Formats a number with three significant digits, or up to two more if the error is small.
+
     >>> significant(Estimate(0.0123456, 0.0002)), significant(Estimate(12.3456, None))
     ('0.0123 ± 0.0002', '12.3')
     >>> significant(Estimate(0.0123456, 0.00002))
@@ -75,7 +78,8 @@ def significant(number: Estimate) -> str:
 
 
 def dataset_name(dataset: str) -> str:
-    """
+    """Returns the name of a dataset as the report shows it.
+
     >>> dataset_name("mnist"), dataset_name("/data/flowers.npz")
     ('MNIST', 'flowers')
     """
@@ -83,7 +87,7 @@ def dataset_name(dataset: str) -> str:
 
 
 def task_name(config: Config, others: Iterable[Config]) -> str:
-    """Dataset, likelihood and layers, as far as the others differ in them.
+    """Returns the dataset, and likelihood and layers if the others differ in them.
 
     >>> gaussian = Config(dataset="mnist", likelihood="gaussian")
     >>> task_name(gaussian, [Config()]), task_name(gaussian, [gaussian])
@@ -99,7 +103,8 @@ def task_name(config: Config, others: Iterable[Config]) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """
+    """Formats a count with its noun.
+
     >>> plural(1, "seed"), plural(20000, "step")
     ('1 seed', '20,000 steps')
     """

@@ -1,4 +1,4 @@
-"""Runs of one's own, which belong to no experiment of the paper: how they compare."""
+"""Sections on runs that do not belong to an experiment of the paper."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,19 +10,19 @@ from ..estimators import DESCRIPTIONS
 from ..training.config import FIELDS, Config, belongs, value_of
 from .collect import Group
 from .curves import mean_curve
-from .metrics import METRICS, is_best
+from .metrics import METRICS
 from .notes import data_notes
 from .numbers import Estimate, dataset_name
-from .parts import Block, Cell, Figure, Section, Table, apart, in_legend
+from .parts import NOTHING, Block, Cell, Figure, Section, Table, apart, in_legend, number_cell
 
 CURVES = ("grad_variance", "objective")
 COLUMNS = ("train_elbo", "test_bound", "grad_variance", "ms_per_step")
-# What the groups of a collection do not tell apart, or what the section's title says.
+# Settings that the title of a section gives, or that groups do not distinguish.
 TOLD = ("dataset", "likelihood", "steps", "seeds", "bound_samples")
 
 
 def own_sections(groups: Sequence[Group], beside_paper: bool) -> list[Section]:
-    """A section for each dataset and likelihood: curves, what they come to, settings."""
+    """Returns a section for each dataset and likelihood, with curves, numbers and settings."""
     tasks: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
         tasks.setdefault((group.config.dataset, group.config.likelihood), []).append(group)
@@ -31,7 +31,7 @@ def own_sections(groups: Sequence[Group], beside_paper: bool) -> list[Section]:
         title = f"{dataset_name(dataset)}, {likelihood.capitalize()} likelihood"
         name = f"own-{short(dataset)}-{likelihood}"
         namesakes = sum(section.name.startswith(name) for section in sections)
-        if namesakes:  # another folder has a file of the same name
+        if namesakes:  # a dataset of the same name in another folder
             name, title = f"{name}-{namesakes + 1}", f"{title} ({Path(dataset).parent})"
         before = ("They belong to no experiment of the paper.",) if beside_paper else ()
         heading = f"Other runs: {title}" if beside_paper else title
@@ -43,10 +43,10 @@ def _parts(name: str, groups: Sequence[Group]) -> tuple[Table | Figure, ...]:
     configs = [group.config for group in groups]
     changed = differing(configs)
     labels = {config: label(config, configs) for config in configs}
-    estimators = {group.config.estimator for group in groups}
+    # If all estimators are different, each can have its usual style.
+    known = len({config.estimator for config in configs}) == len(groups)
     curves = []
     for number, group in enumerate(groups):
-        known = len(estimators) == len(groups)  # then each looks as in every other figure
         style = DESCRIPTIONS[group.config.estimator].style if known else number
         shown = in_legend(labels[group.config], _biased(group))
         curve = mean_curve(shown, style, group, CURVES)
@@ -57,7 +57,7 @@ def _parts(name: str, groups: Sequence[Group]) -> tuple[Table | Figure, ...]:
 
 
 def differing(configs: Sequence[Config]) -> list[str]:
-    """The settings that differ wherever they do anything."""
+    """Returns the settings that differ between configurations where they have an effect."""
     found = []
     for name in FIELDS:
         values = {value_of(name, vars(config)) for config in configs if belongs(name, vars(config))}
@@ -67,7 +67,7 @@ def differing(configs: Sequence[Config]) -> list[str]:
 
 
 def label(config: Config, configs: Sequence[Config]) -> str:
-    """The estimator, and what else tells this configuration from most of the others.
+    """Returns the estimator, and the settings in which a configuration differs from most others.
 
     >>> mpf = Config(samples=3, operator="mpf")
     >>> label(mpf, [mpf, Config(), Config(hidden=())]), label(Config(), [mpf, Config(), Config()])
@@ -109,19 +109,17 @@ def _numbers(groups: Sequence[Group], labels: Mapping[Config, str]) -> Table:
     rows = []
     for group in groups:
         biased = _biased(group)
-        cells = [Cell(f"{group.steps:,}"), Cell(str(len(group.seeds)))]
         rivals = [
             numbers[other.config]
             for other in groups
             if other.steps == group.steps and not _biased(other)
         ]
-        for metric, number in numbers[group.config].items():
-            if number is None:
-                cells.append(Cell("–"))
-                continue
-            best = not biased and is_best(metric, number, [rival[metric] for rival in rivals])
-            cells.append(Cell(METRICS[metric].show(number), best=best))
-        rows.append((biased, labels[group.config], tuple(cells)))
+        cells = [
+            number_cell(metric, number, [rival[metric] for rival in rivals], biased)
+            for metric, number in numbers[group.config].items()
+        ]
+        budget = (Cell(f"{group.steps:,}"), Cell(str(len(group.seeds))))
+        rows.append((biased, labels[group.config], (*budget, *cells)))
     runs = [run for group in groups for run in group.seeds.values()]
     samples = " or ".join(map(str, sorted({run.config.bound_samples for run in runs})))
     titles = {metric: METRICS[metric].title for metric in COLUMNS}
@@ -138,17 +136,13 @@ def _biased(group: Group) -> bool:
 def _settings(
     groups: Sequence[Group], labels: Mapping[Config, str], changed: Sequence[str]
 ) -> Table:
-    """What differs; what all have in common is a sentence."""
+    """Returns a table of the settings that differ. A sentence below lists the common ones."""
     configs = [group.config for group in groups]
+    cell = lambda config, name: (
+        Cell(_shown(config, name)) if belongs(name, vars(config)) else NOTHING
+    )
     rows = tuple(
-        (
-            labels[config],
-            tuple(
-                Cell(_shown(config, name) if belongs(name, vars(config)) else "–")
-                for name in changed
-            ),
-        )
-        for config in configs
+        (labels[config], tuple(cell(config, name) for name in changed)) for config in configs
     )
     common = [
         f"{_words(name)} {_shown(configs[0], name)}"

@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else."""
+"""Write a report as one HTML page without external files."""
 
 import importlib.resources
 import json
@@ -42,12 +42,7 @@ def to_html(report: Report) -> str:
         f'<li><a href="#{escape(section.name)}">{escape(section.title)}</a></li>'
         for section in report.sections
     )
-    drawn = {
-        part.name: _data(part)
-        for section in report.sections
-        for part in section.parts
-        if isinstance(part, Figure)
-    }
+    drawn = {figure.name: _data(figure) for figure in report.figures}
     figures = {"styles": for_page(), "start": START, "margin": MARGIN, "figures": drawn}
     return PAGE.format(
         title=escape(report.title),
@@ -55,14 +50,14 @@ def to_html(report: Report) -> str:
         before=_sentences(report.before),
         contents=contents,
         sections="\n".join(map(_section, report.sections)),
-        # "<" never ends the script element early.
+        # Escaped, because "</script>" in a name would end the element.
         figures=json.dumps(figures, allow_nan=False).replace("<", "\\u003c"),
         script=_file("page.js"),
     )
 
 
 def _data(figure: Figure) -> dict:
-    """What `page.js` draws."""
+    """Returns the data of a figure for `page.js`."""
     panels = [
         {"metric": metric, "title": METRICS[metric].axis, "log": METRICS[metric].logarithmic}
         for metric in figure.metrics

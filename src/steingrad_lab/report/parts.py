@@ -1,42 +1,54 @@
-"""What a report consists of, before it is written as HTML or Markdown."""
+"""The parts of a report, before it is written as HTML or Markdown."""
 
 import dataclasses
 from collections.abc import Iterable
 
 from .figures import Curve
+from .metrics import METRICS, is_best
+from .numbers import Estimate
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
     text: str
     paper: str = ""
-    """The published number, shown smaller."""
+    """The published number, in small print."""
     detail: str = ""
-    """More of ours, shown smaller."""
+    """A second number of ours, in small print."""
     best: bool = False
     mark: str = ""
-    """▲ or ▼: ours is higher or lower than the paper's, outside the combined error."""
+    """▲ or ▼ if our number is significantly higher or lower than the paper's."""
     title: str = ""
-    """Shown when the pointer rests on it."""
+    """The tooltip."""
     comparable: bool = True
-    """Whether ours has the paper's budget, so that the two should agree."""
+    """Whether our run has the paper's budget, so that both numbers should agree."""
 
 
 NOTHING = Cell("–")
 BIASED = "Biased"
-"""The heading of rows whose gradient is biased by design."""
+"""The heading of estimators that are biased by design."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Rows under a common heading (none: an empty one)."""
+    """Rows under a common heading, which may be empty."""
 
     heading: str
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
 
 
+def number_cell(
+    metric: str, number: Estimate | None, rivals: Iterable[Estimate | None], biased: bool
+) -> Cell:
+    """Returns a cell that marks the best of its rivals. A biased estimator is never marked."""
+    if number is None:
+        return NOTHING
+    best = not biased and is_best(metric, number, rivals)
+    return Cell(METRICS[metric].show(number), best=best)
+
+
 def apart(rows: Iterable[tuple[bool, str, tuple[Cell, ...]]]) -> tuple[Block, ...]:
-    """Rows, each with whether it is biased: those that are under their heading, at the end."""
+    """Returns a block of unbiased rows and one of biased rows. Each row says if it is biased."""
     kinds: dict[bool, list] = {False: [], True: []}
     for biased, label, cells in rows:
         kinds[biased].append((label, cells))
@@ -46,7 +58,7 @@ def apart(rows: Iterable[tuple[bool, str, tuple[Cell, ...]]]) -> tuple[Block, ..
 
 
 def in_legend(label: str, biased: bool) -> str:
-    """A curve's name, which has no heading above it."""
+    """Returns the name of a curve, which says if the estimator is biased."""
     return f"{label} ({BIASED.lower()})" if biased else label
 
 
@@ -54,19 +66,19 @@ def in_legend(label: str, biased: bool) -> str:
 class Table:
     title: str
     columns: tuple[str, ...]
-    """The heading of the rows' labels first."""
+    """The headings of all columns, including the column of row labels."""
     blocks: tuple[Block, ...]
     before: tuple[str, ...] = ()
-    """Sentences above it."""
+    """Sentences above the table."""
     after: tuple[str, ...] = ()
-    """Footnotes."""
+    """Footnotes below the table."""
     words: bool = False
-    """Text rather than numbers."""
+    """Whether the cells have text rather than numbers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """Curves of `metrics`, against steps and against time."""
+    """Curves of `metrics` against steps and against time, with a table below them."""
 
     name: str
     title: str
@@ -83,7 +95,7 @@ class Section:
     parts: tuple[Table | Figure, ...]
     before: tuple[str, ...] = ()
     aside: bool = False
-    """Not one of the results that a summary is made of."""
+    """Whether the summary leaves out this section."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,5 +103,10 @@ class Report:
     title: str
     before: tuple[str, ...]
     brief: tuple[str, ...]
-    """Those of the sentences before that a summary has, too."""
+    """The sentences before the first section in a summary."""
     sections: tuple[Section, ...]
+
+    @property
+    def figures(self) -> list[Figure]:
+        parts = [part for section in self.sections for part in section.parts]
+        return [part for part in parts if isinstance(part, Figure)]

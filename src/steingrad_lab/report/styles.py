@@ -1,20 +1,20 @@
-"""How curves look, in pictures and on the page, and which part of them is shown."""
+"""The styles of curves, in pictures and on the page, and the range of the vertical axis."""
 
 from typing import NamedTuple
 
 
 class Style(NamedTuple):
     light: str
-    """Colour on a light page,"""
+    """The colour on a light background."""
     dark: str
-    """and on a dark one."""
+    """The colour on a dark background."""
     dashes: tuple[float, ...]
-    """Line and gap, in widths of the line; none: a line without gaps."""
+    """Lengths of dashes and gaps in line widths; empty for a solid line."""
     marker: str
-    """As matplotlib names it; `page.js` knows the same ones."""
+    """The marker's name in matplotlib, which `page.js` uses too."""
 
 
-# Told apart in black and white by dashes and markers, and by eyes that do not see all colours.
+# Dashes and markers distinguish the styles in black and white and for colour-blind readers.
 STYLES = (
     Style("#0072b2", "#56b4e9", (), "o"),
     Style("#d55e00", "#ff8c42", (6, 2), "s"),
@@ -28,7 +28,7 @@ STYLES = (
     Style("#00808f", "#4fd0de", (6, 2, 1.5, 2), "v"),
     Style("#7a4a21", "#d3a077", (10, 3), "o"),
     Style("#c2185b", "#ff77ae", (4, 1.5, 1, 1.5, 1, 1.5), "^"),
-    # Grey: the biased straight-through and ReinMax.
+    # The next three styles belong to the biased estimators.
     Style("#767676", "#a8a8a8", (1, 3), "s"),
     Style("#d55e00", "#ff8c42", (), "D"),
     Style("#000000", "#f2f2f2", (8, 1.5, 1, 1.5), "X"),
@@ -36,14 +36,14 @@ STYLES = (
 )
 LINE_WIDTH = 1.5
 
-# The part of a run, at its start, that the vertical axis need not show: the rest would be flat.
+# The vertical axis ignores this fraction of a run at its start, or the rest would look flat.
 START = 0.1
-# The part of the range of what is shown that is added at each end of the vertical axis.
+# The margin at each end of the vertical axis, as a fraction of its range.
 MARGIN = 0.05
 
 
 def style_sheet() -> str:
-    """The colours, as CSS."""
+    """Returns the colours as CSS."""
     light = " ".join(f"--c{n}: {style.light};" for n, style in enumerate(STYLES))
     dark = " ".join(f"--c{n}: {style.dark};" for n, style in enumerate(STYLES))
     rules = " ".join(f".s{n} {{ stroke: var(--c{n}); }}" for n in range(len(STYLES)))
@@ -54,7 +54,7 @@ def style_sheet() -> str:
 
 
 def for_page() -> list[dict[str, str]]:
-    """Dashes and markers, as `page.js` draws them."""
+    """Returns the dashes and markers for `page.js`."""
     return [
         {
             "dashes": " ".join(f"{LINE_WIDTH * length:g}" for length in style.dashes),

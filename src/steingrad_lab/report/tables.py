@@ -1,4 +1,4 @@
-"""Tables of an experiment: ours beside the paper's."""
+"""Tables of an experiment: our numbers and the paper's."""
 
 import itertools
 import math
@@ -11,14 +11,7 @@ from ..training.config import Config
 from .collect import Group, key
 from .metrics import METRICS, is_best
 from .notes import budget, data_notes
-from .numbers import (
-    Estimate,
-    fixed,
-    outside,
-    plural,
-    significant,
-    task_name,
-)
+from .numbers import Estimate, fixed, outside, plural, significant, task_name
 from .parts import BIASED, NOTHING, Block, Cell, Table
 
 ONE_SEED = (
@@ -32,13 +25,13 @@ ONE_RUN = (
 
 
 def find_groups(experiment: Experiment, groups: Mapping[Config, Group]) -> dict[Entry, Group]:
-    """The entries of an experiment that have been run."""
+    """Returns the entries of an experiment that have been run."""
     found = {entry: groups.get(key(entry.config)) for entry in experiment.entries}
     return {entry: group for entry, group in found.items() if group is not None}
 
 
 def experiment_tables(experiment: Experiment, found: Mapping[Entry, Group]) -> list[Table]:
-    """A table for each metric that has a number, each followed by its ordering if published."""
+    """Returns a table for each metric with a number, followed by the ordering if published."""
     tables = []
     for metric in experiment.metrics:
         if experiment.show != "table" and metric != "ms_per_step":
@@ -99,7 +92,7 @@ def _table(
 
 
 def _title(experiment: Experiment, metric: str) -> str:
-    """The metric, where the experiment's title does not say it."""
+    """Returns the metric's title, unless the experiment has only one metric."""
     return METRICS[metric].title if len(experiment.metrics) > 1 else ""
 
 
@@ -151,14 +144,14 @@ def _cell(
 
 
 def _with_error(ours: Estimate, published: Published) -> Estimate:
-    """One run alone varies as one of the paper's does."""
+    """Gives a single run the standard error of one of the paper's runs."""
     if ours.stderr is not None or published.stderr is None:
         return ours
     return Estimate(ours.mean, published.stderr * math.sqrt(len(SEEDS)))
 
 
 def _reference(experiment: Experiment, rivals: Sequence[Entry]) -> Entry | None:
-    """The entry whose time divides the others' of its task. K = 3 has no DisARM, hence ARMS."""
+    """Returns the entry by whose time others are divided. For K = 3, without DisARM, it is ARMS."""
     for name in (experiment.reference, "arms"):
         for entry in rivals:
             if entry.config.estimator == name:
@@ -195,8 +188,10 @@ def _ordering(
     numbers: Mapping[Entry, Estimate],
     found: Mapping[Entry, Group],
 ) -> list[Table]:
-    """From best to worst of the unbiased, ours and the paper's, in each task where two have a
-    published number and all have as many steps."""
+    """Returns a table of our and the paper's ranking of the unbiased estimators for each task.
+
+    A task needs two published numbers, and its runs need the same number of steps.
+    """
     numbers = {entry: number for entry, number in numbers.items() if not entry.biased}
     tasks: dict[tuple, list[Entry]] = {}
     for entry in numbers:

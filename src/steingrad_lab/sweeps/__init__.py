@@ -1,1 +1,1 @@
-"""Sweeps: which runs, where they are carried out, how long they take."""
+"""Sweeps: select runs of the paper's grid, estimate their time, and train them in parallel."""

@@ -1,4 +1,4 @@
-"""How long a run will take: from runs of its kind where there are any, a rough figure elsewhere."""
+"""Estimates of how long a run takes, from earlier runs of its kind or from a rough figure."""
 
 import contextlib
 import dataclasses
@@ -12,17 +12,19 @@ from ..training.config import Config
 from ..training.runs import Run, RunError
 from ..training.stored import parse_metrics
 
-# Milliseconds a step for each of the K samples: 28×28 images, batches of 100, two server cores.
-# Only the order of magnitude carries over to other machines, so the first runs there scale it.
+# Milliseconds per step and sample, for 28×28 images, batches of 100 and two server cores. On other
+# machines only the ratios are right, so the first runs there scale these figures.
 MS_PER_SAMPLE = {"mlp": 2.25, "resnet": 320.0}
-# Start and compilation, for each seed; then the bounds at the end, for each sample of an image.
+# Seconds for the start and compilation of each seed.
 OVERHEAD_SECONDS = 10.0
+# Milliseconds per image and sample for the bounds at the end of a run.
 BOUND_MS = {"mlp": 0.01, "resnet": 0.8}
+# How much of the end of `metrics.jsonl` is read.
 TAIL_BYTES = 16_384
 
 
 def rough_ms(config: Config) -> float:
-    """Milliseconds a step on two cores, where nothing of the kind was ever measured."""
+    """Returns roughly how many milliseconds a step takes on two cores."""
     estimator = DESCRIPTIONS[config.estimator]
     ms = MS_PER_SAMPLE[config.network] * config.samples * estimator.cost
     ms += estimator.pair_ms * config.samples * (config.samples - 1)
@@ -30,7 +32,7 @@ def rough_ms(config: Config) -> float:
 
 
 def last_lines(folder: Path) -> list[dict[str, Any]]:
-    """The last lines of a run's metrics, without reading what may be megabytes before them."""
+    """Returns the last lines of a run's metrics. The whole file may have megabytes."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
@@ -39,20 +41,20 @@ def last_lines(folder: Path) -> list[dict[str, Any]]:
         return []
     lines = []
     for line in content.splitlines():
-        # The first one is cut by us, the last one may be half written.
+        # The first line is cut off, and the last may be half written.
         with contextlib.suppress(ValueError):
             lines.append(parse_metrics(line))
     return lines
 
 
 def measured_ms(lines: list[dict[str, Any]]) -> float | None:
-    """The median of a run's latest milliseconds a step."""
+    """Returns the median of the milliseconds per step in these lines."""
     values = [line["ms_per_step"] for line in lines if line.get("ms_per_step", 0) > 0]
     return statistics.median(values) if values else None
 
 
 def _kind(config: Config) -> Config:
-    """The configuration without what changes nothing about the time of a step.
+    """Returns a configuration that is the same for all runs whose steps take the same time.
 
     >>> _kind(Config(dataset="mnist", seeds=(4,))) == _kind(Config(dataset="omniglot", steps=5))
     True
@@ -71,7 +73,7 @@ def _kind(config: Config) -> Config:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Milliseconds a step by the kind of run.
+    """The milliseconds per step of each kind of run.
 
     >>> costs = Costs().learn(Config(dataset="mnist", estimator="rloo"), 2.5)
     >>> costs.ms_per_step(Config(dataset="omniglot", estimator="rloo"))
@@ -84,7 +86,7 @@ class Costs:
 
     @classmethod
     def read(cls, out: Path) -> "Costs":
-        """What the runs in a folder took."""
+        """Reads the measured times of the runs in a folder."""
         costs = cls()
         for path in sorted(out.glob("*/config.json")):
             try:
@@ -102,15 +104,15 @@ class Costs:
         return self.measured.get(kind) or rough_ms(kind) * self._scale()
 
     def seconds(self, config: Config, step: int = 0) -> float:
-        """From `step` to the end of a run."""
+        """Estimates the time from `step` to the end of a run."""
         steps = max(0, config.steps - step)
-        # Both bounds on about 20,000 images, the ELBO on 60,000.
+        # At the end there are two bounds on about 20,000 images, and the ELBO on 60,000.
         evaluated = 20_000 * (config.bound_samples + config.samples) + 60_000
         end = OVERHEAD_SECONDS + evaluated * BOUND_MS[config.network] / 1000
         return steps * self.ms_per_step(config) / 1000 + end * len(config.seeds)
 
     def _scale(self) -> float:
-        """This machine against the one of the rough figures."""
+        """Returns how much slower this machine is than the one of the rough figures."""
         if not self.measured:
             return 1.0
         return statistics.median(ms / rough_ms(kind) for kind, ms in self.measured.items())

@@ -1,4 +1,4 @@
-"""Where the runs of a sweep are carried out: processes of this machine, or a Ray cluster."""
+"""Engines that train the runs of a sweep: processes of this machine, or a Ray cluster."""
 
 import contextlib
 import logging
@@ -15,36 +15,36 @@ from ..training.config import ConfigError
 from ..training.runs import RunError
 from .worker import Job, append_log, attempt
 
-# Ray submits a run again so many times if its worker or node is lost.
+# How many times Ray restarts a run if its worker or node is lost.
 RAY_RETRIES = 3
-# As the command is, not with the modules of the current folder (-P).
+# With -P, modules in the current folder are not imported by mistake.
 PYTHON = (sys.executable, "-P", "-c")
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Carries out runs. It knows nothing of their order, nor of retries."""
+    """Trains runs in the background. The sweep decides on their order and on retries."""
 
     slots: int
-    """Runs at a time."""
+    """How many runs can be active at a time."""
 
     def accelerated(self) -> bool:
-        """Whether runs have an accelerator."""
+        """Whether runs use an accelerator."""
         ...
 
     def start(self, job: Job) -> None: ...
 
     def finished(self) -> list[tuple[Job, str | None]]:
-        """Each run that ended since the last call, with a sentence if it broke."""
+        """Returns the runs that ended since the last call, each with an error message or `None`."""
         ...
 
     def stop(self) -> None:
-        """End whatever is still at work."""
+        """Stops all active runs."""
         ...
 
 
 class Processes:
-    """Processes of this machine, each with its share of the cores."""
+    """Processes of this machine, each on a part of the cores."""
 
     def __init__(self, workers: int | None = None):
         self.slots = _at_least_one(1 if workers is None else workers)
@@ -56,7 +56,7 @@ class Processes:
         self._running: list[tuple[Job, subprocess.Popen, IO[bytes], list[int]]] = []
 
     def accelerated(self) -> bool:
-        # Asked in another process: this one would keep the accelerator's memory to itself.
+        # JAX would reserve the accelerator's memory in this process, so another process is asked.
         code = "import jax; print(jax.default_backend())"
         done = subprocess.run([*PYTHON, code], capture_output=True, text=True)
         return done.returncode == 0 and done.stdout.split()[-1:] not in ([], ["cpu"])
@@ -69,7 +69,7 @@ class Processes:
         cores = self._free.popleft()
         log = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process has ended)
         environment = dict(os.environ)
-        if self.slots > 1:  # JAX takes three quarters of an accelerator's memory for each process
+        if self.slots > 1:  # by default each process takes 0.75 of an accelerator's memory
             fraction = f"{0.75 / self.slots:.3f}"
             environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", fraction)
         process = subprocess.Popen(
@@ -78,11 +78,11 @@ class Processes:
             stdout=subprocess.PIPE,
             stderr=log,
             env=environment,
-            start_new_session=True,  # Ctrl-C is for the sweep, which then stops its workers
+            start_new_session=True,  # Ctrl-C reaches only the sweep, which stops its workers
         )
         self._running.append((job, process, log, cores))
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died at once: `finished` says so
+        with contextlib.suppress(BrokenPipeError):  # `finished` reports a process that has died
             process.stdin.write(pickle.dumps((job, cores, self._share)))
             process.stdin.flush()
 
@@ -101,7 +101,7 @@ class Processes:
 
     def stop(self) -> None:
         for _, process, log, cores in self._running:
-            process.kill()  # a run folder is whole at any moment
+            process.kill()  # safe, because a run can be resumed at any time
             process.communicate()
             log.close()
             self._free.append(cores)
@@ -109,16 +109,16 @@ class Processes:
 
 
 def _problem(job: Job, code: int, output: str, errors: str) -> str | None:
-    """What went wrong, as a sentence; last words of a crash go to the run folder."""
+    """Returns an error message, or `None`. The output of a crash is kept in the run folder."""
     if code == 0:
         return None
     append_log(job, errors)
     if output:
         return output
     if code == -getattr(signal, "SIGKILL", 9):
-        return "The worker was killed (SIGKILL). If nobody did, memory ran out: try fewer workers."
+        return "The worker was killed (SIGKILL), probably for lack of memory. Use fewer workers."
     how = f"by signal {-code}" if code < 0 else f"with code {code}"
-    last = errors.strip().splitlines()[-1:] or ["it left no message"]
+    last = errors.strip().splitlines()[-1:] or ["there was no message"]
     return f"The worker ended {how}: {last[0]}"
 
 
@@ -130,7 +130,8 @@ class RayCluster:
             import ray  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise ConfigError(
-                "The engine ray needs an extra: pip install 'steingrad[ray]'."
+                "The engine ray needs the package ray, which is not installed: "
+                "run pip install 'steingrad[ray]'."
             ) from None
         if workers is not None:
             _at_least_one(workers)
@@ -138,14 +139,16 @@ class RayCluster:
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError) as error:
-            raise RunError(f"No Ray cluster answers at {address}: {error}") from None
+            raise RunError(
+                f"There is no Ray cluster at {address} ({error}). Start one, or correct --address."
+            ) from None
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         cores = [int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1]
         if not cores:
             ray.shutdown()
-            raise RunError("The Ray cluster has no node with a core to work on.")
+            raise RunError("The Ray cluster has no node with a CPU core. Add a node with one.")
         self.slots = workers or len(cores)
-        # A run takes place on one node.
+        # A run cannot use the cores of several nodes.
         self._share = max(1, min(sum(cores) // self.slots, min(cores)))
         self._gpus = any(node.get("GPU", 0) for node in nodes)
         self._ray: Any = ray
@@ -153,7 +156,7 @@ class RayCluster:
             num_cpus=self._share,
             num_gpus=int(self._gpus),
             max_retries=RAY_RETRIES,
-            max_calls=1,  # each run in a new process: JAX starts with its share of the cores
+            max_calls=1,  # a new process for each run, as JAX reads its cores when it starts
         )
         self._attempt = remote(attempt)
         self._running: dict[Any, Job] = {}
@@ -175,11 +178,11 @@ class RayCluster:
         try:
             return self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
-            return f"Ray lost the run: {str(error).strip().splitlines()[0]}"
+            return f"Ray could not complete the run: {str(error).strip().splitlines()[0]}"
 
     def stop(self) -> None:
         self._running = {}
-        self._ray.shutdown()  # ends the tasks of this driver
+        self._ray.shutdown()  # also stops the tasks that this program started
 
 
 def _at_least_one(workers: int) -> int:

@@ -1,4 +1,4 @@
-"""Which runs of the paper's grid, what is there of them, and how long the rest will take."""
+"""Select runs of the paper's grid, and find out which of them are still to be done."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -19,12 +19,12 @@ from .costs import Costs
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Runs of the paper's grid."""
+    """Selects runs of the paper's grid."""
 
     names: tyro.conf.Positional[tuple[str, ...]]
     """Experiments: train-elbo, test-bound, hierarchical, ... An unknown name lists them all."""
     steps: int | None = None
-    """Training steps of each run (paper: 1000000). A larger number goes on with the same runs."""
+    """Training steps of each run (paper: 1000000). A larger number continues the same runs."""
     seeds: tuple[int, ...] | None = None
     """Seeds of each configuration (paper: 1 2 3 4 5)."""
     datasets: tuple[str, ...] | None = None
@@ -39,10 +39,10 @@ class Selection:
     """Only these numbers of stochastic layers."""
 
     def configs(self) -> list[Config]:
-        """A configuration for each cell, once, with all its seeds."""
+        """Returns each selected configuration once, with all its seeds."""
         if not self.names:
             known = ", ".join(grid.experiments())
-            raise ConfigError(f"Name one or more experiments of: {known}.")
+            raise ConfigError(f"No experiment was named. Name one or more of: {known}.")
         found = [entry.config for name in self.names for entry in grid.find(name).entries]
         kept = list(dict.fromkeys(found))
         features: dict[str, Callable[[Config], Any]] = {
@@ -59,37 +59,39 @@ class Selection:
             for value in asked:
                 if value not in there:
                     raise ConfigError(
-                        f"{option} {value} is in no run of {', '.join(self.names)}. There are: "
+                        f"No run of {', '.join(self.names)} has {option} {value}. Choose from: "
                         f"{', '.join(map(str, there))}."
                     )
             kept = [config for config in kept if feature(config) in asked]
         if not kept:
-            raise ConfigError(f"No run of {', '.join(self.names)} has all that was asked for.")
+            raise ConfigError(
+                f"No run of {', '.join(self.names)} matches all options at once. Leave some out."
+            )
         changes: dict[str, Any] = {"steps": self.steps, "seeds": self.seeds}
         changes = {name: value for name, value in changes.items() if value is not None}
         return [dataclasses.replace(config, **changes) for config in kept]
 
     def stored_together(self, out: Path) -> bool | None:
-        """How the seeds of runs that are there already were run; None if there are none."""
+        """Whether existing runs have their seeds together; `None` if there are no runs."""
         for together in (False, True):
             if any(Run.there(out / name) for name in self.runs(together)):
                 return together
         return None
 
     def runs(self, together: bool = False) -> dict[str, Config]:
-        """The configuration of each run by its name.
+        """Returns the configuration of each run by its name.
 
         >>> runs = Selection(("timing",), samples=(3,), seeds=(1, 2)).runs()
         >>> list(runs)[:2], len(runs)
         (['mnist-bernoulli-arms-k3-seed1', 'mnist-bernoulli-double_cv-k3-seed1'], 16)
 
-        With all seeds of a configuration `together`, they are one run, by vmap: the choice for an
-        accelerator. On a CPU it is slower than one after the other: on two busy cores, a step of
-        three seeds took 3.5 to 6 times that of one (digits, RLOO and RODEO, measured once).
+        With `together`, all seeds of a configuration are one run, by vmap, which suits an
+        accelerator. On a CPU separate runs are faster: on two busy cores, a step of three seeds
+        took 3.5 to 6 times as long as a step of one (digits, RLOO and RODEO, measured once).
         """
         configs = self.configs()
         if not together:
-            # The first seed of all comes first: a table is there early, and its errors get smaller.
+            # The first seed of all configurations comes first, so that tables fill up early.
             most = max(len(config.seeds) for config in configs)
             configs = [
                 dataclasses.replace(config, seeds=config.seeds[number : number + 1])
@@ -102,30 +104,30 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """A run and what is there of it."""
+    """A run and its current state."""
 
     name: str
     config: Config
     status: Literal["new", "resumable", "finished", "beyond", "diverged", "unreadable", "other"]
     step: int
-    """The step that its newest checkpoint has come to."""
+    """The step of the newest checkpoint."""
 
     @property
     def left(self) -> bool:
-        """Whether there is something to do."""
+        """Whether the run still has to be trained."""
         return self.status not in ("finished", "beyond")
 
     @property
     def more(self) -> bool:
-        """Finished with more steps than asked for."""
+        """Whether the run is finished with more steps than asked for."""
         return self.status == "finished" and self.step > self.config.steps
 
 
 def plan(runs: Mapping[str, Config], out: Path) -> list[Planned]:
-    """Compare the runs with what is in the folder `out`.
+    """Finds the current state of each run in the folder `out`.
 
-    A run that is finished with at least the steps asked for is finished. One that is on its way to
-    more steps, and has passed those asked for, is `beyond`.
+    A run is `finished` if it was completed with at least the steps asked for. A run of more steps
+    that is not completed, but has passed the steps asked for, is `beyond`.
     """
     return [Planned(name, config, *_status(out / name, config)) for name, config in runs.items()]
 
@@ -136,9 +138,9 @@ def _status(folder: Path, config: Config) -> tuple[Any, int]:
     try:
         run = Run(folder)
     except RunError:
-        return "unreadable", 0  # the worker says why
+        return "unreadable", 0  # the worker will report the error
     if set(differences(run.config, config)) - set(MAY_CHANGE):
-        return "other", 0  # a run of another configuration, under this name: the worker says so
+        return "other", 0  # another configuration, which the worker will report as an error
     step = max(map(checkpoint_step, run.checkpoints()), default=0)
     if run.status == "finished" and run.config.steps >= config.steps:
         return "finished", run.config.steps
@@ -148,28 +150,27 @@ def _status(folder: Path, config: Config) -> tuple[Any, int]:
 
 
 def seconds_left(planned: list[Planned], costs: Costs, slots: int) -> float:
-    """An estimate: all work shared out evenly, but no less than the longest run."""
+    """Estimates the time left: an equal share of the work, but at least the longest run."""
     each = [costs.seconds(run.config, run.step) for run in planned if run.left]
     return max(sum(each) / slots, max(each, default=0.0))
 
 
 def table(planned: list[Planned], costs: Costs) -> Table:
-    """A line for each run."""
+    """Returns a table with a line for each run."""
     rows = Table("run", "status", "steps", "estimated time left")
     for run in planned:
-        asked = run.config.steps
-        if not run.left:
-            more = run.more or run.status == "beyond"
-            steps = f"{run.step}, {asked} asked" if more else f"{run.step}"
-            rows.add_row(run.name, run.status, steps, "-")
-        else:
+        steps, left = f"{run.step}", "-"
+        if run.left:
+            steps += f" of {run.config.steps}"
             left = duration(costs.seconds(run.config, run.step))
-            rows.add_row(run.name, run.status, f"{run.step} of {asked}", left)
+        elif run.more or run.status == "beyond":
+            steps += f", {run.config.steps} asked"
+        rows.add_row(run.name, run.status, steps, left)
     return rows
 
 
 def summary_line(planned: list[Planned]) -> str:
-    """How many runs there are, and how many are left."""
+    """Says how many runs there are, and how many are finished."""
     finished = [run for run in planned if run.status == "finished"]
     more = sum(run.more for run in finished)
     further = f", {more} of them with more steps than asked for" if more else ""

@@ -1,4 +1,4 @@
-"""Carry out many runs: in turn, each tried twice, with one display."""
+"""Train many runs with an engine. A run that fails is tried once more."""
 
 import dataclasses
 import os
@@ -27,13 +27,13 @@ def sweep(
     data_dir: Path | None = None,
     quiet: bool = False,
 ) -> dict[str, str]:
-    """Carry out what is left of the runs; a sentence for each that broke twice, by its name.
+    """Trains the runs that are left. Returns the error messages of failed runs by their names.
 
-    The engine is stopped at the end, whatever the end is.
+    The engine is always stopped at the end, even after an exception.
     """
     todo = [run for run in planned if run.left]
     try:
-        # Here, before the workers: what is missing is downloaded once, or the sweep ends at once.
+        # Loaded before the workers start, so that missing data are downloaded only once.
         for dataset in dict.fromkeys(run.config.dataset for run in todo):
             data.load(dataset, data_dir)
         jobs = [_job(run, out, schedule or Schedule(), data_dir) for run in todo]
@@ -45,14 +45,14 @@ def sweep(
 
 
 def _job(run: Planned, out: Path, schedule: Schedule, data_dir: Path | None) -> Job:
-    """Workers may have another directory and, on other machines, another environment."""
+    """Returns a job with absolute paths: a worker may have another directory and environment."""
     place = data_dir or os.environ.get("STEINGRAD_DATA_DIR")
     where = Path(place).expanduser().absolute() if place else None
     return Job(run.config, (out / run.name).absolute(), schedule, where)
 
 
 class _Sweep:
-    """The runs that are waiting, at work and broken."""
+    """The waiting, active and failed runs of a sweep."""
 
     def __init__(self, todo, jobs: list[Job], out: Path, engine: Engine, display: SweepDisplay):
         self.runs: dict[str, Planned] = {run.name: run for run in todo}
@@ -100,7 +100,7 @@ class _Sweep:
             self.display.message(f"{name}: broken. {problem}")
 
     def _refresh(self) -> None:
-        """Read how far the runs have come, from the metrics they write."""
+        """Updates the display with the progress of the active runs, read from their metrics."""
         for name in self.active:
             lines = last_lines(self.out / name)
             step, ms = max((line["step"] for line in lines), default=0), measured_ms(lines)

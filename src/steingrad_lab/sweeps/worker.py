@@ -1,4 +1,4 @@
-"""One run of a sweep, in a process of its own."""
+"""Train one run of a sweep in a process of its own."""
 
 import contextlib
 import dataclasses
@@ -16,14 +16,14 @@ from ..training.loop import Diverged, train
 from ..training.runs import RunError
 from ..training.schedule import Schedule
 
-# For this long a run waits for the process that holds its folder: one whose node was lost may take
-# a moment to notice.
+# How long a run waits for the lock of its folder. A process on a node that Ray has given up may
+# take a moment to end.
 LOCK_SECONDS = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What a worker needs to know. Paths are absolute: it may start in another directory."""
+    """The task of a worker. Its paths are absolute: a worker may start in another directory."""
 
     config: Config
     folder: Path
@@ -32,14 +32,14 @@ class Job:
 
 
 def attempt(job: Job, cores: int | None = None) -> str | None:
-    """Train from wherever the run has come to; what went wrong as a sentence, or `None`.
+    """Trains a run from its newest checkpoint. Returns an error message, or `None`.
 
-    `cores` is the number of threads; it has an effect as long as JAX has computed nothing yet.
+    `cores` is the number of threads. It has no effect if JAX was used before.
     """
     if cores is not None:
         os.environ["PJRT_NPROC"] = str(cores)
     try:
-        job.folder.mkdir(parents=True, exist_ok=True)  # for the last words, whatever they are
+        job.folder.mkdir(parents=True, exist_ok=True)  # for the log of errors
         with warnings.catch_warnings(record=True) as said:
             try:
                 train(
@@ -62,14 +62,14 @@ def attempt(job: Job, cores: int | None = None) -> str | None:
 
 
 def append_log(job: Job, text: str) -> None:
-    """Nobody watches a worker: what it has to say is kept beside the run."""
+    """Appends messages to `errors.log` in the run folder, as nobody sees a worker's output."""
     if text.strip():
         with contextlib.suppress(OSError), (job.folder / "errors.log").open("ab") as file:
             file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def main() -> None:
-    """Read the job and the cores from stdin; write the sentence to stdout, if there is one."""
+    """Reads the job and the cores from stdin. Writes an error message, if any, to stdout."""
     job, cores, count = pickle.load(sys.stdin.buffer)
     if cores:
         os.sched_setaffinity(0, cores)
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _die_with_parent() -> None:
-    """The sweep keeps our stdin open; it ends when the sweep does, even by SIGKILL."""
+    """Exits when stdin is closed, which happens when the sweep ends, even by SIGKILL."""
     while os.read(0, 1):
         pass
     os._exit(1)

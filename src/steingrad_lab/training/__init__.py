@@ -1,4 +1,4 @@
-"""Training: configuration, task, step, loop, evaluation, run folder."""
+"""Training: configuration, training loop, evaluation and run folders."""
 
 from .config import Config as Config
 from .config import ConfigError as ConfigError
@@ -9,7 +9,7 @@ from .loop import follow as follow
 from .loop import train as train
 from .runs import Run as Run
 from .runs import RunError as RunError
+from .runs import summary as summary
 from .schedule import Schedule as Schedule
-from .summary import summary as summary
 from .task import Task as Task
 from .task import load_trained as load_trained

@@ -1,4 +1,4 @@
-"""Progress: a live bar in a terminal, plain lines elsewhere."""
+"""Progress: a live bar in a terminal, and lines of text otherwise."""
 
 import sys
 import time
@@ -18,12 +18,13 @@ from rich.text import Text
 
 from ..data import label
 from .config import Config
+from .stored import numbers_of
 
 BarsT = TypeVar("BarsT", bound="_Bars")
 
 
 class _Yielding(ProgressColumn):
-    """Text as it is, cut where the terminal is too narrow for everything, before numbers are."""
+    """A column that is shortened first when the terminal is too narrow. It has no markup."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -34,7 +35,7 @@ class _Yielding(ProgressColumn):
 
 
 class _Bars:
-    """Bars, drawn from enter to exit if there is a terminal to draw them in."""
+    """Progress bars, shown between enter and exit if stderr is a terminal."""
 
     def __init__(self, quiet: bool, *columns: ProgressColumn):
         self.console = Console(stderr=True, quiet=quiet)
@@ -54,7 +55,7 @@ class _Bars:
 
 
 class Display(_Bars):
-    """Shows step, rate, remaining time, ELBO and variance while a run goes on."""
+    """Shows step, speed, remaining time, ELBO and gradient variance of a run."""
 
     def __init__(self, config: Config, step: int = 0, quiet: bool = False):
         self.config = config
@@ -83,9 +84,8 @@ class Display(_Bars):
         self.progress.update(self.task, completed=step)
 
     def report(self, lines: list[dict[str, Any]]) -> None:
-        count = len(lines)
         mean = {
-            name: sum(line[name] for line in lines) / count
+            name: sum(line[name] for line in lines) / len(lines)
             for name in ("objective", "grad_variance", "ms_per_step")
         }
         numbers = (
@@ -100,19 +100,15 @@ class Display(_Bars):
             self.message(f"step {step}/{self.config.steps}  {numbers}  {left:.0f} s left")
 
     def final(self, line: dict[str, Any]) -> None:
-        text = "  ".join(
-            f"{name} {value:.2f}"
-            for name, value in line.items()
-            if name not in ("step", "seed", "final")
-        )
+        text = "  ".join(f"{name} {value:.2f}" for name, value in numbers_of(line).items())
         super().message(f"{self.name} seed {line['seed']}: {text}")
 
 
 class SweepDisplay(_Bars):
-    """One display for many runs: a bar for all steps, a line for each run that is at work."""
+    """Shows many runs: one bar for all steps, and one for each run in progress."""
 
     PLAIN_SECONDS = 60
-    """Between two lines where there is no terminal."""
+    """Seconds between two lines of text if there is no terminal."""
 
     def __init__(self, step: int, steps: int, quiet: bool = False):
         super().__init__(
@@ -148,7 +144,7 @@ class SweepDisplay(_Bars):
 
 
 def duration(seconds: float) -> str:
-    """A length of time in the unit that suits it.
+    """Formats a length of time in a suitable unit.
 
     >>> duration(42.0), duration(600.0), duration(30_000.0), duration(1e6)
     ('42 s', '10 min', '8.3 h', '11.6 days')

@@ -1,8 +1,8 @@
-"""Bounds of a trained model on a whole split."""
+"""What a run measures: metrics of training steps, and bounds of a model on a whole split."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt8
 
+from ..estimators import DESCRIPTIONS
 from ..models import VAE
-from .step import State
+from .step import State, grad_variance
 from .task import Task
 
 IMAGES_AT_A_TIME = 100
@@ -19,12 +20,13 @@ SAMPLES_AT_A_TIME = 20
 
 
 class Bounds(NamedTuple):
-    """Means over a split."""
+    """The ELBO and the importance-weighted bound (Burda et al. 2016), averaged over images.
+
+    With one sample the two are equal.
+    """
 
     elbo: float
-    """The ELBO."""
     bound: float
-    """The importance-weighted bound (Burda et al. 2016); with one sample, the ELBO."""
 
 
 def evaluate(
@@ -35,16 +37,16 @@ def evaluate(
     watch: Callable[[Sequence[int]], Iterable[int]] = iter,
     batch_size: int = IMAGES_AT_A_TIME,
 ) -> Bounds:
-    r"""ELBO and $E[\log \frac1S \sum_s p(y, x_s) / q(x_s \mid y)]$ over images, $S$ = `samples`.
+    r"""Returns the mean ELBO and the mean of $\log \frac1S \sum_s p(y, x_s) / q(x_s \mid y)$.
 
-    Images and samples are taken a few at a time, so that any number of either fits in memory
-    (another `batch_size` draws other samples); `watch` is given the pieces and passes them on, one
-    by one, as they are begun.
+    $S$ is the number of `samples`. Images and samples are processed in batches, so any number fits
+    in memory; the random numbers depend on `batch_size`. `watch` wraps the iterable of batches, as
+    a progress bar does.
     """
     pieces = []
     for number, start in enumerate(watch(range(0, len(images), batch_size))):
         piece = images[start : start + batch_size]
-        # The last piece has the size of the others, for which the program is compiled.
+        # The last batch is padded, so that one compiled program serves all batches.
         piece = np.pad(piece, ((0, batch_size - len(piece)), (0, 0)))
         bounds = _bounds(model, piece, samples, jax.random.fold_in(key, number))
         pieces.append(np.asarray(bounds, np.float64))
@@ -56,7 +58,7 @@ def evaluate(
 def _bounds(
     model: VAE, images: UInt8[np.ndarray, "images pixels"], samples: int, key: PRNGKeyArray
 ) -> Float[Array, "2 images"]:
-    """ELBO and bound of each image."""
+    """Returns the ELBO and the importance-weighted bound of each image."""
     sums = jnp.stack([jnp.zeros(len(images)), jnp.full(len(images), -jnp.inf)])
     for number, start in enumerate(range(0, samples, SAMPLES_AT_A_TIME)):
         count = min(SAMPLES_AT_A_TIME, samples - start)
@@ -74,7 +76,7 @@ def _add_samples(
     key: PRNGKeyArray,
     number: Int[Array, ""],
 ) -> Float[Array, "2 images"]:
-    """Add samples to the sum of log-weights and to the logarithm of the sum of weights."""
+    """Adds samples to the sum of the log-weights and to the log of the sum of the weights."""
     observe_key, weight_key = jax.random.split(key)
     y = model.likelihood.observe(observe_key, images)
     key = jax.random.fold_in(weight_key, number)
@@ -83,8 +85,30 @@ def _add_samples(
     return jnp.stack([sums[0] + jnp.sum(weights, axis=0), jnp.logaddexp(sums[1], log_sum)])
 
 
+def report_lines(
+    task: Task, state: State, step: int, since: int, seconds: float
+) -> list[dict[str, Any]]:
+    """Returns a line of metrics for each seed, about the steps from `since` to `step`."""
+    lines = []
+    for number, seed in enumerate(task.config.seeds):
+        own = task.state_of(state, number)
+        line = {
+            "step": step,
+            "seed": seed,
+            "objective": float(own.elbo_sum) / int(own.elbo_steps),
+            "grad_variance": float(grad_variance(own, step)),
+            "ms_per_step": 1000 * seconds / (step - since),
+        }
+        for layer, cv in enumerate(own.cv, 1):
+            suffix = f"_{layer}" if len(own.cv) > 1 else ""
+            for name in DESCRIPTIONS[task.config.estimator].watch if cv is not None else ():
+                line[name + suffix] = float(getattr(cv, name))
+        lines.append(line)
+    return lines
+
+
 def elbos(task: Task, state: State, number: int, step: int) -> dict[str, float]:
-    """The number-th seed's ELBO on the training and validation splits, one sample an image."""
+    """Returns the ELBOs on two splits for the seed at position `number`, with one sample each."""
     model, key = task.model(state, number), evaluation_key(task.config.seeds[number], step)
     return {
         f"{split}_elbo": evaluate(model, getattr(task.dataset, split), 1, key).elbo
@@ -93,7 +117,7 @@ def elbos(task: Task, state: State, number: int, step: int) -> dict[str, float]:
 
 
 def final_bounds(task: Task, state: State, number: int) -> dict[str, float]:
-    """What is known of the number-th seed at the end of its run."""
+    """Returns all ELBOs and bounds at the end of a run, for the seed at position `number`."""
     config = task.config
     found = elbos(task, state, number, config.steps)
     model, key = task.model(state, number), evaluation_key(config.seeds[number], config.steps)

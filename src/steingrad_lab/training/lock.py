@@ -1,4 +1,4 @@
-"""One owner at a time: no two processes write to one run folder."""
+"""A lock, so that no two processes write to the same run folder."""
 
 import contextlib
 import json
@@ -16,9 +16,9 @@ LOCK, OWNER = ".lock", ".owner"
 
 @contextlib.contextmanager
 def sole_owner(folder: Path, wait: float = 0.0) -> Iterator[None]:
-    """Hold a folder, which is made if it is not there; after `wait` seconds say who holds it.
+    """Locks a folder, which is created if missing. Raises if it stays locked for `wait` seconds.
 
-    The system gives the lock back when its process dies, however it dies.
+    The operating system releases the lock when the process ends, however it ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(folder / LOCK)
@@ -26,9 +26,9 @@ def sole_owner(folder: Path, wait: float = 0.0) -> Iterator[None]:
         lock.acquire(timeout=wait, poll_interval=0.1)
     except filelock.Timeout:
         raise RunError(
-            f"{owner(folder)} is at work in {folder}. Wait for it, or stop it."
+            f"{folder} is in use by {owner(folder)}. Wait for that process to end, or stop it."
         ) from None
-    # Beside the lock, not in it: whoever tries to take a lock may empty its file.
+    # A file of its own, because an attempt to take a lock may empty the file of the lock.
     note = folder / OWNER
     try:
         note.write_text(json.dumps({"pid": os.getpid(), "host": platform.node()}))
@@ -40,9 +40,9 @@ def sole_owner(folder: Path, wait: float = 0.0) -> Iterator[None]:
 
 
 def owner(folder: Path) -> str:
-    """Who holds a folder, as far as is known."""
+    """Describes the process that holds the lock, as far as it is known."""
     try:
         note = json.loads((folder / OWNER).read_bytes())
-        return f"Process {note['pid']} on {note['host']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it is about to say so, or to end
-        return "Another process"
+        return f"process {note['pid']} on {note['host']}"
+    except (OSError, ValueError, KeyError, TypeError):  # not written yet, or just deleted
+        return "another process"

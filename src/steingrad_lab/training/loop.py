@@ -14,25 +14,24 @@ import numpy as np
 from .config import Config
 from .devices import Devices
 from .display import Display
-from .evaluation import elbos, final_bounds
+from .evaluation import elbos, final_bounds, report_lines
 from .lock import sole_owner
 from .resume import open_run
 from .runs import Run, RunError
 from .schedule import Schedule
 from .step import State
-from .summary import report_lines
 from .task import Task
 from .tensorboard import events, writer_class
 
-# Seconds after which a checkpoint is written though none is due: not much more can be lost.
+# A checkpoint is written after this many seconds even if none is due, to limit what can be lost.
 UNSAVED = 300.0
 
 Emit = Callable[[dict[str, Any]], None]
-"""Takes a line of metrics."""
+"""A function that takes a line of metrics."""
 
 
 class Diverged(RuntimeError):
-    """Training produced numbers that are not finite."""
+    """Raised when training produces numbers that are not finite."""
 
 
 def train(
@@ -47,16 +46,16 @@ def train(
     wait: float = 0.0,
     devices: Devices | None = None,
 ) -> Run:
-    """Train, writing to the folder `out`; go on with what is there, if `resume`.
+    """Trains a model and writes the folder `out`. With `resume`, continues the run in that folder.
 
-    A folder that another process writes to is refused after `wait` seconds. Where several
-    processes train together on all their `devices`, the first one calls this and the others
-    `follow`.
+    If another process uses the folder, waits up to `wait` seconds and then raises. When several
+    processes train together, the first one calls `train` and the others call `follow`.
     """
     schedule = schedule or Schedule()
-    writer = writer_class() if tensorboard else None  # refused before anything is written
+    # Errors that need no data come first.
+    writer = writer_class() if tensorboard else None
     if not resume:
-        Run.refuse_existing(out)  # before the data are loaded
+        Run.refuse_existing(out)
     task = Task.load(config, data_dir, devices)
     with contextlib.ExitStack() as stack:
         stack.enter_context(sole_owner(out, wait))
@@ -94,7 +93,7 @@ def follow(
     schedule: Schedule | None = None,
     data_dir: Path | None = None,
 ) -> None:
-    """Make the steps of a run whose folder another process keeps: see `train`."""
+    """Runs the steps of a run whose folder another process writes. See `train`."""
     task = Task.load(config, data_dir, devices)
     try:
         step, state = _everywhere(devices, 0, task.initial_state())
@@ -102,11 +101,14 @@ def follow(
             _steps(task, None, schedule or Schedule(), step, state, lambda line: None, display)
     except jax.errors.JaxRuntimeError as error:
         why = str(error).partition("\n")[0]
-        raise RunError(f"If the first process has stopped, it says why. Here: {why}") from error
+        raise RunError(
+            f"The connection to the other processes failed ({why}). If the first process has "
+            "stopped, its messages say why."
+        ) from error
 
 
 def _everywhere(devices: Devices, step: int, state: State) -> tuple[int, State]:
-    """The first process's step and state, on all devices."""
+    """Copies the step and state of the first process to all devices."""
     first, state = devices.of_the_first((np.int32(step), state))
     return int(first), devices.on_all(state)
 
@@ -120,7 +122,7 @@ def _steps(
     emit: Emit,
     display: Display,
 ) -> State:
-    """All steps from `step` on. Without a run nothing is said of them: another process does."""
+    """Runs all steps from `step` on. If `run` is `None`, another process reports and saves."""
     config, steps = task.config, task.config.steps
     if step == steps:
         return state
@@ -134,7 +136,7 @@ def _steps(
         state = advance(state, start, step)
         if not bool(_all_finite(state)):
             raise _diverged(run, start, step)
-        seconds += time.perf_counter() - began  # evaluations and checkpoints are no steps
+        seconds += time.perf_counter() - began  # without evaluations and checkpoints
         display.advance(step)
         reported = state
         if schedule.due("report", step, steps):
@@ -157,7 +159,7 @@ def _steps(
 
 
 def _compile(task: Task, state: State, display: Display) -> Callable[[State, int, int], State]:
-    """The compiled steps as a function of (state, start, stop)."""
+    """Compiles the steps, and returns them as a function of (state, start, stop)."""
     seeds = jnp.asarray(task.config.seeds, jnp.int32)
     advance = task.trainer.run
     if len(seeds) == 1:
@@ -190,12 +192,12 @@ def _all_finite(state: State):
 
 
 def _diverged(run: Run | None, start: int, step: int) -> Diverged:
-    kept = "the first process has its checkpoints"
+    kept = "The first process has the checkpoints."
     if run is not None:
         run.update(status="diverged")
         last = run.checkpoints()
-        kept = f"the last good checkpoint is {last[0]}" if last else "no checkpoint was due yet"
+        kept = f"The last checkpoint is {last[0]}." if last else "There is no checkpoint yet."
     return Diverged(
-        f"Training became non-finite between steps {start} and {step}; {kept}. A smaller learning "
-        "rate may help, in another folder."
+        f"Training diverged: numbers became non-finite between steps {start} and {step}. {kept} "
+        "Try a smaller learning rate, in another folder."
     )

@@ -1,4 +1,4 @@
-"""Pictures of what a model has learned."""
+"""Pictures of images that a model generates."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 def image_grid(
     rows: Sequence[Float[np.ndarray, "images pixels"]], shape: tuple[int, int]
 ) -> Float[np.ndarray, "height width"]:
-    """Images in a grid, one row for each array, with a white line between them.
+    """Arranges images in a grid, one row for each array, with white lines between the images.
 
     >>> image_grid([np.zeros((3, 4)), np.zeros((3, 4))], (2, 2)).shape
     (5, 8)
@@ -30,7 +30,7 @@ def image_grid(
 
 
 def save_grids(grids: Mapping[str, Float[np.ndarray, "height width"]], path: Path) -> None:
-    """Grids one below the other, each with its title, as a picture 800 pixels wide."""
+    """Saves grids below each other, each with its title, in a picture of 800 pixels width."""
     width = 8.0
     heights = [width * grid.shape[0] / grid.shape[1] for grid in grids.values()]
     figure, axes = plt.subplots(

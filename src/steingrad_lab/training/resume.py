@@ -1,4 +1,4 @@
-"""Begin a run, or go on with one that is there: what may change, and what must be the same."""
+"""Start a run or continue an existing one, and check that its settings and data are the same."""
 
 import warnings
 from pathlib import Path
@@ -10,12 +10,12 @@ from .runs import FORMAT, Run, RunError, Stored, environment
 from .step import State
 from .task import Task, check_data
 
-# Settings that may change when a run goes on: they leave the steps already made as they are.
+# Settings that may change when a run is continued: they do not affect the steps already made.
 MAY_CHANGE = ("steps", "bound_samples")
 
 
 def open_run(task: Task, out: Path, resume: bool) -> tuple[Run, int, State]:
-    """The run folder, the step it has come to and its state."""
+    """Creates or reopens a run folder. Returns the run, its current step and its state."""
     config = task.config
     if not (resume and Run.there(out)):
         run = Run.create(out, config, task.dataset.files, task.dataset.published)
@@ -26,23 +26,25 @@ def open_run(task: Task, out: Path, resume: bool) -> tuple[Run, int, State]:
     found = _newest_whole(run, initial, lines)
     if found is None and run.checkpoints():
         raise RunError(
-            f"None of the checkpoints in {out} can be read. Delete them to start the run again "
-            "from its first step, or name another folder."
+            f"None of the checkpoints in {out} can be read. Delete them to restart the run from "
+            "its first step, or name another folder."
         )
     if found is None and lines:
         warnings.warn(
-            f"{out} has no checkpoint: it begins again with its first step.", stacklevel=2
+            f"{out} has no checkpoint. The run restarts from its first step.", stacklevel=2
         )
     step, state = (0, initial) if found is None else (found.step, found.state)
     if step > config.steps:
         raise RunError(
-            f"{out} has come to step {step} already, beyond the {config.steps} steps asked for."
+            f"{out} has reached step {step} already, which is more than the {config.steps} steps "
+            "asked for. Ask for more steps, or name another folder."
         )
     aside = run.set_aside(step)
     if aside:
         names = ", ".join(path.name for path in aside)
         warnings.warn(
-            f"{out} goes on from step {step}. What was newer is kept as {names}.", stacklevel=2
+            f"{out} continues from step {step}. Newer checkpoints are kept as {names}.",
+            stacklevel=2,
         )
     evaluated = {line["seed"] for line in lines if line.get("final")}
     finished = run.status == "finished" and step == config.steps and {*config.seeds} <= evaluated
@@ -53,7 +55,7 @@ def open_run(task: Task, out: Path, resume: bool) -> tuple[Run, int, State]:
 
 
 def _newest_whole(run: Run, like: State, lines: list[dict[str, Any]]) -> Stored | None:
-    """The newest checkpoint up to which no metrics are missing; else the newest good one."""
+    """Returns the newest checkpoint with complete metrics, or else the newest readable one."""
     newest = None
     for found in run.stored(like):
         there = sum(line["step"] <= found.step and not line.get("final") for line in lines)
@@ -62,22 +64,23 @@ def _newest_whole(run: Run, like: State, lines: list[dict[str, Any]]) -> Stored 
             return found
         if newest is None:
             newest = found
-            said = (
-                f"{run.path} lacks {missing} of its {found.lines} metrics up to step {found.step}"
+            warnings.warn(
+                f"{run.path} lacks {missing} of its {found.lines} lines of metrics up to step "
+                f"{found.step}. Trying the previous checkpoint.",
+                stacklevel=3,
             )
-            warnings.warn(f"{said}. Trying the checkpoint before.", stacklevel=3)
     if newest is not None:
-        warnings.warn(f"{run.path} goes on without the metrics that are missing.", stacklevel=3)
+        warnings.warn(f"{run.path} continues without the missing metrics.", stacklevel=3)
     return newest
 
 
 def _check_same(run: Run, task: Task) -> None:
-    """Raise if the run is of another configuration, version or dataset."""
+    """Raises if the run has another format, configuration or dataset."""
     if run.record["format"] != FORMAT:
         raise RunError(
-            f"{run.path} was begun by an earlier version of steingrad (format "
-            f"{run.record['format']} of run folders), and only that version can go on with it. "
-            "Name another folder to begin anew."
+            f"{run.path} was started by an earlier version of steingrad, with format "
+            f"{run.record['format']} of run folders. Only that version can continue the run. "
+            "Name another folder to start a new run."
         )
     changed = differences(run.config, task.config)
     may_change = MAY_CHANGE
@@ -86,18 +89,18 @@ def _check_same(run: Run, task: Task) -> None:
     refused = {name: both for name, both in changed.items() if name not in may_change}
     if refused:
         listed = "; ".join(
-            f"{name} is {stored} there and {given} here"
+            f"{name} is {stored} in the folder, but {given} is given"
             for name, (stored, given) in refused.items()
         )
         raise RunError(
-            f"{run.path} holds a run of another configuration: {listed}. Give the same settings, "
-            "or name another folder."
+            f"{run.path} contains a run with other settings: {listed}. Give the same settings, or "
+            "name another folder."
         )
     check_data(run, task)
 
 
 def environments(run: Run, step: int) -> dict[str, Any]:
-    """Where the run goes on and, if that is another place or version, where it has been."""
+    """Returns the changed fields of the record if a run continues in another environment."""
     now, before = environment(), run.record["environment"]
     if now == before:
         return {}

@@ -1,4 +1,4 @@
-"""A run is a folder: `config.json`, `metrics.jsonl`, checkpoints."""
+"""Run folders: `config.json`, `metrics.jsonl` and checkpoints."""
 
 import contextlib
 import errno
@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import secrets
+import statistics
 import subprocess
 import warnings
 from collections.abc import Iterator, Mapping
@@ -21,14 +22,16 @@ import equinox as eqx
 import jax
 
 from .config import Config, ConfigError, from_json, to_json
-from .stored import FORMAT, RunError, json_line, parse_metrics, to_present
+from .stored import FORMAT, RunError, json_line, numbers_of, parse_metrics, to_present
 
+# How many checkpoints are kept: a second one in case the newest is damaged.
 KEEP = 2
+RESTORE = "Restore it from a copy, or use another folder."
 CHECKPOINT = re.compile(r"checkpoint-(\d+)\.eqx")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """The file has its old content or all of the new one, whatever happens on the way."""
+    """Writes a file so that after a crash it has either its old or its complete new content."""
     temporary = path.with_name(f".{path.name}.tmp")
     with _writing(path):
         try:
@@ -37,10 +40,10 @@ def write_atomically(path: Path, content: bytes) -> None:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         except OSError:
-            with contextlib.suppress(OSError):  # half a file would fill a disk that is full already
+            with contextlib.suppress(OSError):  # free the space, as the disk may be full
                 temporary.unlink()
             raise
-    with contextlib.suppress(OSError):  # the new name too; not every system can
+    with contextlib.suppress(OSError):  # also flush the new name, if the system supports it
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -50,29 +53,29 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """What the system says of a file that cannot be written becomes a sentence with its name."""
+    """Turns an OSError into a RunError that names the file."""
     try:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = " Make room, then go on: a run with --resume." if full else ""
+        advice = " Free some space, then continue the run with --resume." if full else ""
         raise RunError(f"{path} cannot be written: {error.strerror}.{advice}") from None
 
 
 class Stored(NamedTuple):
-    """A checkpoint that was read."""
+    """The content of a checkpoint."""
 
     step: int
     state: Any
     lines: int
-    """Lines of metrics that the run had written by then."""
+    """How many lines of metrics the run had when the checkpoint was written."""
 
 
 class Run:
     """A run folder.
 
-    All files of a run carry its identity, a random number made with it: those of another run are
-    not taken for its own. (Runs of earlier versions have none, and neither have their files.)
+    A run has a random identity, which all its files contain, so that files of other runs are
+    recognised. Runs of earlier versions have no identity.
 
     >>> import tempfile
     >>> path, config = Path(tempfile.mkdtemp()) / "first", Config(steps=5)
@@ -89,13 +92,15 @@ class Run:
             self.record = json.loads(place.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             raise RunError(
-                f"{self.path} is not a run: it has no config.json. Name the folder that "
+                f"{self.path} is not a run folder: it has no config.json. Name a folder that "
                 "`steingrad train` wrote."
             ) from None
         except OSError as error:
-            raise RunError(f"{place} cannot be read: {error.strerror}.") from None
+            raise RunError(
+                f"{place} cannot be read: {error.strerror}. Check its permissions."
+            ) from None
         except (ValueError, RecursionError) as error:
-            raise RunError(f"{place} is damaged: {error}.") from None
+            raise RunError(f"{place} is damaged: {error}. {RESTORE}") from None
         try:
             present = to_present(self.record)
             self.config = from_json(present["config"])
@@ -103,9 +108,12 @@ class Run:
             raise RunError(f"{place}: {error}") from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(
-                f"{place} is damaged, its settings cannot be read: {type(error).__name__}, {error}."
+                f"{place} is damaged: reading its settings gave {type(error).__name__}: {error}. "
+                f"{RESTORE}"
             ) from None
         self.published: Mapping[str, bool | None] = present["published"]
+        self.identity: str | None = self.record.get("run")
+        self._metrics = self.path / "metrics.jsonl"
 
     @classmethod
     def create(
@@ -115,9 +123,9 @@ class Run:
         data_files: Mapping[str, str],
         published: Mapping[str, bool],
     ) -> "Run":
-        """A new run in a folder that holds nothing of another one.
+        """Creates a run in a folder without files of another run.
 
-        Of each data file the record has the SHA-256, and whether it is the published one.
+        `data_files` gives the SHA-256 of each data file; `published` says if it is published.
         """
         cls.refuse_existing(path)
         path.mkdir(parents=True, exist_ok=True)
@@ -135,78 +143,67 @@ class Run:
 
     @staticmethod
     def there(path: Path) -> bool:
-        """Whether a folder holds a run, good or damaged."""
+        """Whether a folder contains a run, readable or damaged."""
         return os.path.lexists(path / "config.json")
 
     @classmethod
     def refuse_existing(cls, path: Path) -> None:
-        """Raise if there is a run in this folder, or what is left of one."""
+        """Raises if a folder contains a run or files of one."""
         if cls.there(path):
             raise RunError(
-                f"{path} holds a run already. Go on with it (resume), or name another folder."
+                f"{path} contains a run already. Continue it (resume), or name another folder."
             )
         left = [path / "metrics.jsonl", *checkpoints(path)]
         left = [file.name for file in left if os.path.lexists(file)]
         if left:
             raise RunError(
-                f"{path} has files of another run, whose config.json is gone: {', '.join(left)}. "
-                "Move them away, or name another folder."
+                f"{path} has files of another run, whose config.json is missing: "
+                f"{', '.join(left)}. Move them away, or name another folder."
             )
 
     @property
     def status(self) -> str:
-        """`running` (or interrupted), `finished` or `diverged`."""
+        """One of `running` (also if interrupted), `finished` and `diverged`."""
         return self.record["status"]
 
-    @property
-    def identity(self) -> str | None:
-        return self.record.get("run")
-
     def update(self, **fields: Any) -> None:
-        """Change fields of `config.json`, such as `status`."""
+        """Changes fields of `config.json`, such as `status`."""
         self._flush()
         self.record = {**self.record, **fields}
         write_atomically(self.path / "config.json", json.dumps(self.record, indent=2).encode())
         self.config = from_json(to_present(self.record)["config"])
 
-    @property
-    def _metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
-
     def append(self, metrics: Mapping[str, Any]) -> None:
-        with _writing(self._metrics_path), self._metrics_path.open("a") as file:
+        with _writing(self._metrics), self._metrics.open("a") as file:
             file.write(self._line(metrics))
 
     def _line(self, metrics: Mapping[str, Any]) -> str:
         own = {} if self.identity is None else {"run": self.identity}
         return json_line({**metrics, **own}) + "\n"
 
-    def _written(self) -> int:
-        path = self._metrics_path
-        return path.read_bytes().count(b"\n") if path.exists() else 0
+    def _content(self) -> bytes:
+        return self._metrics.read_bytes() if self._metrics.exists() else b""
 
     def _flush(self) -> None:
-        """What the metrics say is on the disk before anything that follows from it."""
-        if self._metrics_path.exists():
-            with _writing(self._metrics_path), self._metrics_path.open("ab") as file:
+        """Puts the metrics on the disk before a checkpoint or status that refers to them."""
+        if self._metrics.exists():
+            with _writing(self._metrics), self._metrics.open("ab") as file:
                 os.fsync(file.fileno())
 
     def metrics(self) -> Iterator[dict[str, Any]]:
-        """The lines of `metrics.jsonl`; what is damaged or of another run is left out, and said."""
-        path = self._metrics_path
-        content = path.read_bytes() if path.exists() else b""
+        """Yields the lines of `metrics.jsonl`. Bad lines are left out; a warning lists them."""
         left_out, seen = [], set()
-        for number, line in enumerate(content.split(b"\n"), 1):
+        for number, line in enumerate(self._content().split(b"\n"), 1):
             if not line:
                 continue
             try:
                 found = parse_metrics(line)
                 if found.pop("run", None) != self.identity:
-                    raise ValueError("of another run")
+                    raise ValueError("it belongs to another run")
                 if found["seed"] not in self.config.seeds:
-                    raise ValueError(f"of seed {found['seed']}, which this run has not")
+                    raise ValueError(f"this run has no seed {found['seed']}")
                 if line in seen:
-                    raise ValueError("there before")
+                    raise ValueError("it is a copy of an earlier line")
             except ValueError as error:
                 left_out.append(f"line {number} ({error})")
                 continue
@@ -214,14 +211,13 @@ class Run:
             yield found
         if left_out:
             more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
-            warnings.warn(
-                f"{path} is damaged: {', '.join(left_out[:3])}{more} left out.", stacklevel=2
-            )
+            listed = ", ".join(left_out[:3]) + more
+            warnings.warn(f"{self._metrics} is damaged. Ignored: {listed}.", stacklevel=2)
 
     def rewind(self, step: int, steps: int) -> None:
-        """Forget the metrics after `step`, which are about to be made again on the way to `steps`.
+        """Deletes the metrics after `step`, from where the run continues until `steps`.
 
-        What was final for fewer steps stays, as an evaluation on the way.
+        The final evaluation of a shorter run is kept, but no longer marked as final.
         """
         kept = []
         for metrics in self.metrics():
@@ -229,14 +225,14 @@ class Run:
                 del metrics["final"]
             if metrics["step"] <= step and not metrics.get("final"):
                 kept.append(self._line(metrics))
-        write_atomically(self._metrics_path, "".join(kept).encode())
+        write_atomically(self._metrics, "".join(kept).encode())
 
     def checkpoints(self) -> list[Path]:
-        """From the newest to the oldest."""
+        """Returns the paths of the checkpoints, from the newest to the oldest."""
         return checkpoints(self.path)
 
     def save(self, step: int, state: Any) -> None:
-        """Write a checkpoint: a line of JSON with a checksum, then the arrays (no pickle)."""
+        """Writes a checkpoint: a line of JSON with a checksum, then the arrays, without pickle."""
         self._flush()
         buffer = io.BytesIO()
         eqx.tree_serialise_leaves(buffer, state)
@@ -245,29 +241,29 @@ class Run:
             "format": FORMAT,
             "run": self.identity,
             "step": step,
-            "lines": self._written(),
+            "lines": self._content().count(b"\n"),
             "sha256": hashlib.sha256(payload).hexdigest(),
         }
         content = json.dumps(header).encode() + b"\n" + payload
         write_atomically(self.path / f"checkpoint-{step:010d}.eqx", content)
         for old in self.checkpoints()[KEEP:]:
-            with contextlib.suppress(OSError):  # a folder of that name is not ours to remove
+            with contextlib.suppress(OSError):  # a folder with the name of a checkpoint
                 old.unlink()
 
     def stored(self, like: Any) -> Iterator[Stored]:
-        """The good checkpoints, from the newest on; a warning about each of the others."""
+        """Yields the readable checkpoints, the newest first. Warns about each of the others."""
         for path in self.checkpoints():
             try:
                 yield self._read(path, like)
             except RunError as error:
-                warnings.warn(f"{error} Trying the one before.", stacklevel=2)
+                warnings.warn(f"{error} Trying the previous checkpoint.", stacklevel=2)
 
     def load(self, like: Any) -> tuple[int, Any] | None:
-        """The step and the state of the newest good checkpoint; `None` if there is none."""
+        """Returns the step and state of the newest readable checkpoint, or `None`."""
         return next(((found.step, found.state) for found in self.stored(like)), None)
 
     def set_aside(self, step: int) -> list[Path]:
-        """Rename the checkpoints after `step`: they would be taken for newer than what follows."""
+        """Renames the checkpoints after `step`, which would seem newer than those to come."""
         renamed = []
         for path in self.checkpoints():
             if checkpoint_step(path) > step:
@@ -292,13 +288,13 @@ class Run:
             ) from None
         if form != FORMAT:
             raise RunError(
-                f"The checkpoint {path} has format {form}, which only the version of steingrad "
-                f"that wrote it can read; this one reads {FORMAT}."
+                f"The checkpoint {path} has format {form}, but this version of steingrad reads "
+                f"only format {FORMAT}. Use the version that wrote it."
             )
         if owner != self.identity:
-            raise RunError(f"The checkpoint {path} is of another run.")
+            raise RunError(f"The checkpoint {path} belongs to another run.")
         if step != checkpoint_step(path):
-            raise RunError(f"The checkpoint {path} is of step {step}, which its name does not say.")
+            raise RunError(f"The checkpoint {path} was renamed: it is of step {step}.")
         if hashlib.sha256(payload).hexdigest() != checksum:
             raise RunError(f"The checkpoint {path} is damaged: its checksum does not match.")
         try:
@@ -310,14 +306,24 @@ class Run:
         return Stored(step, state, lines)
 
 
+def summary(run: Run) -> dict[str, float]:
+    """Returns the last value of each metric, averaged over seeds."""
+    last: dict[str, dict[int, float]] = {}
+    for line in run.metrics():
+        for name, value in numbers_of(line).items():
+            last.setdefault(name, {})[line["seed"]] = value
+    return {name: statistics.fmean(values.values()) for name, values in last.items()}
+
+
 def checkpoints(folder: Path) -> list[Path]:
-    """Of a run folder, from the newest to the oldest."""
+    """Returns the checkpoints in a folder, from the newest to the oldest."""
     found = [path for path in folder.glob("checkpoint-*.eqx") if CHECKPOINT.fullmatch(path.name)]
     return sorted(found, key=checkpoint_step, reverse=True)
 
 
 def checkpoint_step(path: Path) -> int:
-    """
+    """Returns the step in the name of a checkpoint.
+
     >>> checkpoint_step(Path("checkpoint-0000000040.eqx"))
     40
     """
@@ -325,7 +331,7 @@ def checkpoint_step(path: Path) -> int:
 
 
 def environment() -> dict[str, Any]:
-    """The versions and the machine, for the record."""
+    """Describes the software versions and the machine."""
     packages = ("steingrad", "jax", "jaxlib", "equinox", "optax", "numpy")
     return {
         "python": platform.python_version(),
@@ -338,7 +344,7 @@ def environment() -> dict[str, Any]:
 
 
 def _cores() -> int | None:
-    """Those that this process may use: a worker of a sweep has its share."""
+    """Returns the number of cores that this process may use. Workers of a sweep share them."""
     share = os.environ.get("PJRT_NPROC")
     if share:
         return int(share)
@@ -347,8 +353,10 @@ def _cores() -> int | None:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree, if steingrad runs from one: its files are in it. (The
-    repository around a virtual environment is somebody else's.)"""
+    """Returns the commit of the source tree, if git tracks this file.
+
+    An installed package may lie in the repository of another project, which is not meant.
+    """
     here = Path(__file__)
     known = _git("ls-files", "--error-unmatch", here.name, cwd=here.parent)
     describe = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")

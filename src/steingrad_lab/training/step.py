@@ -1,4 +1,4 @@
-"""The compiled part: training steps, many to a dispatch."""
+"""Training steps, compiled so that one dispatch runs many of them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,39 +17,39 @@ from ..models import VAE, elbo_and_grad
 from .config import Config
 from .devices import Devices
 
-# Decay of the moving averages behind `grad_variance`.
+# The decay of the moving averages from which `grad_variance` is computed.
 DECAY = 0.999
 
 
 class State(NamedTuple):
-    """All that changes during training, for one seed."""
+    """Everything that changes during training, for one seed."""
 
     model: Any
-    """The arrays of the model; the rest of it never changes."""
+    """The arrays of the model, without its static parts."""
     optimizer: Any
     cv: tuple
     cv_optimizer: Any
     grad_mean: Any
-    """Moving average of the encoders' gradient,"""
+    """Moving average of the encoders' gradient."""
     grad_square: Any
-    """and of its square."""
+    """Moving average of the square of the encoders' gradient."""
     elbo_sum: Float[Array, ""]
-    """Sum of the ELBOs of the steps since the last report,"""
+    """Sum of the ELBO over the steps since the last report."""
     elbo_steps: Int[Array, ""]
-    """and how many they are."""
+    """Number of steps since the last report."""
 
 
 class Trainer(NamedTuple):
-    """What does not change: how to begin and how to go on."""
+    """The constant part of training. It makes the initial state and runs the steps."""
 
     config: Config
     model: VAE
-    """Its structure: arrays or their shapes."""
+    """The structure of the model; its arrays may be shapes only."""
     estimators: tuple[Estimator, ...]
     max_steps: int
     """The most steps in one dispatch."""
     devices: Devices | None = None
-    """Those that share each batch, if there are several."""
+    """The devices that share each batch; `None` for one device."""
 
     def init(self, seed: int | Int[Array, ""], build: Callable[[PRNGKeyArray], VAE]) -> State:
         model_key, cv_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), 0))
@@ -57,7 +57,8 @@ class Trainer(NamedTuple):
         cv_keys = jax.random.split(cv_key, len(self.estimators))
         layers = zip(self.estimators, cv_keys, self.config.layer_sizes, strict=True)
         cv = tuple(e.init(k, Bernoulli(jnp.zeros(size))) for e, k, size in layers)
-        zeros = lambda: jax.tree.map(jnp.zeros_like, arrays.encoders)  # two, for donation
+        # Called twice, because buffers that are donated must not be shared.
+        zeros = lambda: jax.tree.map(jnp.zeros_like, arrays.encoders)
         return State(
             arrays,
             self.optimizer.init(arrays),
@@ -85,10 +86,10 @@ class Trainer(NamedTuple):
         start: Int[Array, ""],
         stop: Int[Array, ""],
     ) -> State:
-        """Steps `start` to `stop`, at most `max_steps` of them.
+        """Runs the steps from `start` to `stop`, at most `max_steps` of them.
 
-        What is random in a step depends on the seed and on the number of the step alone, so that
-        it makes no difference how a run is cut into calls of this function.
+        The random numbers of a step depend only on the seed and the number of the step. So the
+        result does not depend on how a run is divided into calls of this function.
         """
         batches = Batches.between(seed, start, self.max_steps, len(images), self.config.batch_size)
 
@@ -97,15 +98,17 @@ class Trainer(NamedTuple):
             return jax.lax.fori_loop(start, stop, one, state)
 
         every = self.config.adapt_every
-        if self.max_steps == 1:  # no loop at all
+        if self.max_steps == 1:  # without a loop: see `steps_per_dispatch`
             adapt = True if every == 1 else start % every == 0
             return self.step(state, seed, start, images[batches.at(start)], adapt)
         if every == 1:
             return steps(start, stop, state, adapt=True)
 
         def until_adapted(carry):
-            """Steps without adaptation up to a multiple of `every`, then one with it. (A condition
-            in each step would copy the state.)"""
+            """Runs steps without adaptation up to a multiple of `every`, then one step with it.
+
+            A condition inside each step would be simpler, but XLA would copy the state.
+            """
             step, state = carry
             due = jnp.minimum(-(-step // every) * every, stop)
             after = jnp.minimum(due + 1, stop)
@@ -123,8 +126,10 @@ class Trainer(NamedTuple):
         images: UInt8[Array, "batch pixels"],
         adapt: bool | Bool[Array, ""] = True,
     ) -> State:
-        """One step; without `adapt`, the control variates (and, if that is known when the step is
-        compiled, the cost of their gradient) rest."""
+        """Runs one step. If `adapt` is false, the control variates keep their values.
+
+        If `adapt` is a Python `False`, their gradient is not even computed.
+        """
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 1), step)
         observe_key, elbo_key = jax.random.split(key)
         images = images if self.devices is None else self.devices.share(images)
@@ -171,7 +176,7 @@ class Trainer(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """Which images each step sees: a new random order for every pass over the data."""
+    """The images of each step, in a new random order for every epoch."""
 
     orders: Int[Array, "epochs images"]
     first_epoch: Int[Array, ""]
@@ -180,7 +185,7 @@ class Batches(NamedTuple):
 
     @classmethod
     def between(cls, seed, start, max_steps: int, num_images: int, batch_size: int) -> "Batches":
-        """The orders of all epochs that the `max_steps` steps from `start` touch."""
+        """Returns the orders of all epochs that `max_steps` steps from `start` can reach."""
         per_epoch = num_images // batch_size
         epochs = (max_steps - 2) // per_epoch + 2
         first = start // per_epoch
@@ -196,7 +201,7 @@ class Batches(NamedTuple):
 
 
 def grad_variance(state: State, step: int) -> Float[Array, ""]:
-    """The variance of the encoders' gradient, averaged over their weights."""
+    """Returns the variance of the encoders' gradient, averaged over their parameters."""
     return _variance(state.grad_mean, state.grad_square, 1 - DECAY**step)
 
 

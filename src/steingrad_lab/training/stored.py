@@ -1,4 +1,4 @@
-"""Records and metrics of runs as they are on disk, by this version and by earlier ones."""
+"""The format of records and metrics on disk, written by this version and earlier ones."""
 
 import json
 import math
@@ -10,11 +10,11 @@ from ..data.sources import SOURCES
 from .config import DEFAULTS, NUMBERS, belongs
 
 FORMAT = 2
-"""Of `config.json`, of checkpoints and of lines of `results.jsonl`."""
+"""The version of the format of `config.json`, checkpoints and `results.jsonl`."""
 
 
 class RunError(RuntimeError):
-    """A run folder that cannot be used as asked."""
+    """Raised when a run folder cannot be used as requested."""
 
 
 def _each(values: Any, *kinds: type) -> bool:
@@ -29,7 +29,7 @@ def _environment(values: Any) -> bool:
     )
 
 
-# What each field of a record is; those that a record may lack are None there.
+# A check for each field of a record. Fields that may be missing are checked as None.
 RECORD: dict[str, Callable[[Any], bool]] = {
     "status": lambda status: status in ("running", "finished", "diverged"),
     "data_files": lambda files: _each(files, str),
@@ -41,7 +41,7 @@ RECORD: dict[str, Callable[[Any], bool]] = {
 
 
 def to_present(record: Any) -> dict[str, Any]:
-    """A record (its `config`, `data_files`, `published`) in the present format."""
+    """Converts a record to the current format. Raises if the record is damaged."""
     if not isinstance(record, dict) or not isinstance(record.get("config"), dict):
         raise RunError("it was not written by `steingrad train`.")
     form = record.get("format")
@@ -49,18 +49,21 @@ def to_present(record: Any) -> dict[str, Any]:
         for name, sound in RECORD.items():
             if not sound(record.get(name)):
                 raise RunError(f"it is damaged: its {name} is {record.get(name)!r:.60}.")
-        return (
-            _from_1(record) if form == 1 else {**record, "published": record.get("published") or {}}
-        )
+        if form == 1:
+            return _from_1(record)
+        return {**record, "published": record.get("published") or {}}
     raise RunError(
-        f"it has format {form}, and this version of steingrad reads formats 1 to {FORMAT}: use the "
+        f"it has format {form}, and this version of steingrad reads formats 1 to {FORMAT}. Use the "
         "version that wrote it."
     )
 
 
 def _from_1(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Format 1 had a value for every setting, whether it did anything or not; modified RELAX was
-    a setting of RELAX; and a run folder did not say which data files were published."""
+    """Converts a record of format 1, which differs from format 2 in three ways.
+
+    Unused settings had values, modified RELAX was a setting of RELAX, and a run folder did not say
+    which data files were published.
+    """
     config = dict(record["config"])
     if config.pop("relax_surrogate"):
         config["estimator"] = "modified_relax"
@@ -70,19 +73,26 @@ def _from_1(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _known(name: str, sha256: str) -> bool | None:
-    """Whether a file has a published SHA-256; None where only other hashes are published."""
-    for source in SOURCES.values():
-        for file in (file for forms in source.files for file in forms):
-            if name == f"{source.folder}/{file.name}":
-                if f"sha256:{sha256}" in file.hashes:
-                    return True
-                only = all(known.startswith("sha256:") for known in file.hashes)
-                return False if only else None
-    return True  # bundled with a package
+    """Whether a file has a published SHA-256. `None` if only other kinds of hashes are known."""
+    published = {
+        f"{source.folder}/{file.name}": file.hashes
+        for source in SOURCES.values()
+        for forms in source.files
+        for file in forms
+    }
+    hashes = published.get(name)
+    if hashes is None or f"sha256:{sha256}" in hashes:  # None: scikit-learn's digits
+        return True
+    return False if all(known.startswith("sha256:") for known in hashes) else None
+
+
+def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the metrics in a line, without the fields that identify the line."""
+    return {name: value for name, value in line.items() if name not in ("step", "seed", "final")}
 
 
 def json_line(values: Mapping[str, Any]) -> str:
-    """A line of JSON. It has no word for numbers that are not finite: they are null.
+    """Returns a line of JSON. Non-finite numbers, which JSON cannot represent, become null.
 
     >>> json_line({"step": 5, "elbo": math.nan})
     '{"step": 5, "elbo": null}'
@@ -95,7 +105,7 @@ def json_line(values: Mapping[str, Any]) -> str:
 
 
 def parse_metrics(line: bytes | str) -> dict[str, Any]:
-    """A line of metrics; a ValueError says what is wrong with it.
+    """Parses a line of metrics. Raises a ValueError that says what is wrong with a bad line.
 
     >>> parse_metrics('{"step": 5, "seed": 1, "elbo": null}')
     {'step': 5, 'seed': 1, 'elbo': nan}
@@ -109,7 +119,7 @@ def parse_metrics(line: bytes | str) -> dict[str, Any]:
 
 
 def check_metrics(line: Any) -> None:
-    """Raise a ValueError unless this is a line of metrics: when, whose, and numbers."""
+    """Raises a ValueError unless this is a line of metrics: a step, a seed and numbers."""
     if not isinstance(line, dict):
         raise ValueError("not an object")
     for name in ("step", "seed"):

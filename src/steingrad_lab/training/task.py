@@ -1,4 +1,4 @@
-"""A configuration with its data: what training, evaluation and sampling start from."""
+"""A configuration together with its data, from which training, evaluation and sampling start."""
 
 import dataclasses
 from functools import partial
@@ -16,7 +16,7 @@ from .devices import Devices
 from .runs import Run, RunError
 from .step import State, Trainer
 
-# The most steps in one dispatch: enough to hide its cost, few enough to show progress.
+# The most steps in one dispatch. More would make progress hard to see, fewer would add overhead.
 STEPS_PER_DISPATCH = 250
 
 
@@ -36,45 +36,48 @@ class Task:
     def of(cls, config: Config, dataset: data.Dataset, devices: Devices | None = None) -> "Task":
         if config.batch_size > len(dataset.train):
             raise RunError(
-                f"batch_size {config.batch_size} is more than the {len(dataset.train)} training "
-                f"images of {config.dataset}."
+                f"batch_size is {config.batch_size}, but {config.dataset} has only "
+                f"{len(dataset.train)} training images. Choose a smaller batch_size."
             )
         if config.network == "resnet":
             try:
                 check_shape(dataset.image_shape)
             except ValueError as error:
                 raise RunError(f"{config.dataset}: {error}") from None
-        # Shapes only: the arrays come with each state.
+        # Only the shapes of the model are needed here; the state holds its arrays.
         model = eqx.filter_eval_shape(partial(config.build_model, dataset), jax.random.key(0))
         estimators = config.build_estimators(dataset.train.shape[1])
         trainer = Trainer(config, model, estimators, steps_per_dispatch(config), devices)
         return cls(config, dataset, trainer)
 
     def initial_state(self) -> State:
-        """The state before the first step; with several seeds each array begins with their axis."""
+        """Returns the state before the first step. Several seeds are the first axis of arrays."""
         init = partial(self.trainer.init, build=partial(self.config.build_model, self.dataset))
         seeds = jnp.asarray(self.config.seeds, jnp.int32)
         return jax.jit(init)(seeds[0]) if len(seeds) == 1 else jax.jit(jax.vmap(init))(seeds)
 
     def state_of(self, state: State, number: int) -> State:
-        """The state of the number-th seed."""
+        """Returns the state of the seed at position `number`."""
         several = len(self.config.seeds) > 1
         return jax.tree.map(lambda leaf: leaf[number], state) if several else state
 
     def model(self, state: State, number: int) -> VAE:
-        """The model of the number-th seed."""
+        """Returns the model of the seed at position `number`."""
         return eqx.combine(self.state_of(state, number).model, self.trainer.model)
 
 
 def steps_per_dispatch(config: Config) -> int:
-    """On a CPU, convolutions take fifteen times as long inside a loop: then one step alone."""
+    """Returns 1 for convolutions on a CPU, where they take fifteen times as long in a loop."""
     alone = config.network == "resnet" and jax.default_backend() == "cpu"
     return 1 if alone else STEPS_PER_DISPATCH
 
 
 def check_data(run: Run, task: Task) -> None:
-    """Raise unless the data are those that the run was trained on: for images of one's own the same
-    content, for a dataset the same files, or published ones, which may be packed differently."""
+    """Raises unless the data are those that the run was trained on.
+
+    The user's own images must have the same content. The files of a dataset must be the same, or
+    must all be published ones, which may be compressed differently.
+    """
     stored, given = dict(run.record["data_files"]), dict(task.dataset.files)
     if data.is_own(run.config.dataset):
         same = sorted(stored.values()) == sorted(given.values())
@@ -82,32 +85,36 @@ def check_data(run: Run, task: Task) -> None:
         published = (*run.published.values(), *task.dataset.published.values())
         same = stored == given or (bool(stored) and all(published))
     if not same:
-        raise RunError(f"{run.path} was trained on other data files: {stored} there, {given} here.")
+        raise RunError(
+            f"{run.path} was trained on other data. Its files have the SHA-256 {stored}, but those "
+            f"given have {given}. Give the data of the run, or name another folder."
+        )
 
 
 def load_trained(
     path: Path, data_dir: Path | None = None, own: Path | None = None
 ) -> tuple[Run, Task, int, State]:
-    """A stored run with its newest good state; `own` is where images of one's own are now."""
+    """Returns a stored run, its task, and the step and state of its newest readable checkpoint.
+
+    `own` is the path of the user's own images if they were moved after training.
+    """
     run = Run(path)
     config = run.config
     if own is not None:
         if not data.is_own(config.dataset):
             raise RunError(
-                f"{path} was trained on {config.dataset}, not on images of your own: leave --data "
-                "out."
+                f"{path} was trained on the dataset {config.dataset}, but --data names other "
+                "images. Leave out --data."
             )
         config = dataclasses.replace(config, dataset=str(own.absolute()))
     elif data.is_own(config.dataset) and not Path(config.dataset).exists():
         raise RunError(
-            f"{path} was trained on {config.dataset}, which is not there any more. Say where it is "
-            "now with --data."
+            f"{path} was trained on {config.dataset}, which no longer exists. Use --data to say "
+            "where the images are now."
         )
     task = Task.load(config, data_dir)
     check_data(run, task)
     found = run.load(task.initial_state())
     if found is None:
-        raise RunError(
-            f"{path} has no checkpoint that can be read. Train it with `steingrad train`."
-        )
+        raise RunError(f"{path} has no readable checkpoint. Train it again with `steingrad train`.")
     return run, task, *found

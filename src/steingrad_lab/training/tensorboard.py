@@ -1,4 +1,4 @@
-"""The metrics of a run for TensorBoard, beside `metrics.jsonl`."""
+"""Write the metrics of a run for TensorBoard, in addition to `metrics.jsonl`."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .runs import RunError
-from .summary import numbers_of
+from .stored import numbers_of
 
 
 def writer_class() -> Any:
@@ -14,7 +14,8 @@ def writer_class() -> Any:
         from tensorboardX import SummaryWriter  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise RunError(
-            "TensorBoard needs an extra: pip install 'steingrad[tensorboard]'."
+            "TensorBoard output needs the package tensorboardX, which is not installed: "
+            "run pip install 'steingrad[tensorboard]'."
         ) from None
     return SummaryWriter
 
@@ -23,8 +24,10 @@ def writer_class() -> Any:
 def events(
     writer: Any, path: Path, seeds: tuple[int, ...], step: int
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that writes a line of metrics, to a folder for each seed. What an interrupted run
-    wrote after `step`, from where it goes on, is not shown any more."""
+    """Yields a function that writes a line of metrics into a folder for each seed.
+
+    TensorBoard hides what an interrupted run wrote after `step`, from which the run continues.
+    """
     folders = {seed: str(path / "tensorboard" / f"seed-{seed}") for seed in seeds}
     writers = {seed: writer(folder, purge_step=step + 1) for seed, folder in folders.items()}
 

@@ -1,4 +1,4 @@
-"""Folders and datasets for tests of the data room."""
+"""Fixtures for the tests of `steingrad_lab.data`."""
 
 import pytest
 from small_dataset import small_source
@@ -9,7 +9,7 @@ from steingrad_lab.data.sources import SOURCES
 
 @pytest.fixture(autouse=True)
 def places(tmp_path, monkeypatch):
-    """Folders of this test's own, so that no test sees what the machine holds."""
+    """Redirects all data folders to a temporary one, so that no test sees local datasets."""
     monkeypatch.delenv("STEINGRAD_DATA_DIR", raising=False)
     monkeypatch.setattr(files, "user_cache", lambda: tmp_path / "cache")
     monkeypatch.setattr(files, "SYSTEM_DIR", tmp_path / "system")

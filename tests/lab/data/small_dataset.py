@@ -1,4 +1,4 @@
-"""A dataset like MNIST, of 5 + 2 images of 2×3 pixels, split 3 / 2 / 2; files of other forms."""
+"""A dataset like MNIST, with 7 images of 2×3 pixels, split 3 / 2 / 2; writers of other formats."""
 
 import gzip
 import hashlib

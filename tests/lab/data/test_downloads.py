@@ -1,4 +1,4 @@
-"""Downloads, from mirrors on this machine."""
+"""Downloads, from local servers that act as mirrors."""
 
 import io
 import socket
@@ -13,7 +13,7 @@ from steingrad_lab.data.sources import SOURCES
 
 
 class Mirrors(ThreadingHTTPServer):
-    """Serves `content[path]`, and remembers what was asked for; a status code is an error."""
+    """Serves `content[path]` and records all requests. A number as content is an HTTP error."""
 
     def __init__(self):
         self.content, self.requests = {}, []
@@ -62,7 +62,7 @@ def test_missing_files_are_downloaded_once(places, mirrors, monkeypatch):
     assert_small(data.load("small"))
     assert_small(data.load("small"))
     assert mirrors.requests == ["/good/train.gz", "/good/test.gz"]
-    # Nothing but the files is left, and they are those that were sent.
+    # Only the downloaded files are left, without temporary ones.
     stored = {
         path.name: path.read_bytes() for path in (places / "cache" / "small-folder").iterdir()
     }
@@ -97,22 +97,24 @@ def test_when_all_fails_the_error_says_what_to_put_where(places, mirrors, monkey
         "train.gz, test.gz",
         *(str(places / root / "small-folder") for root in ("mine", "cache", "system")),
         f"{mirrors.url}/gone/train.gz: 404 Client Error: Not Found;",
-        f"{mirrors.url}/wrong/train.gz: what came is not the published file",
-        f"put train.gz, test.gz into {places / 'mine' / 'small-folder'}",
+        f"{mirrors.url}/wrong/train.gz: the downloaded file has a different hash",
+        f"Put train.gz, test.gz into {places / 'mine' / 'small-folder'}",
         "STEINGRAD_DATA_DIR",
         "--data-dir",
     ):
         assert part in message
     assert "\n" not in message
     assert list((places / "mine" / "small-folder").iterdir()) == []
-    assert mirrors.requests == ["/gone/train.gz", "/wrong/train.gz"]  # test.gz: not tried in vain
+    assert mirrors.requests == ["/gone/train.gz", "/wrong/train.gz"]  # test.gz is not tried
 
 
 def test_without_a_connection_the_cause_is_named(mirrors, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         address = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-    monkeypatch.setitem(SOURCES, "small", small_source(address))  # closed again: nobody listens
-    with pytest.raises(data.DataError, match=r"/train\.gz: NewConnectionError\): put train"):
+    monkeypatch.setitem(
+        SOURCES, "small", small_source(address)
+    )  # nobody listens on the closed port
+    with pytest.raises(data.DataError, match=r"/train\.gz: NewConnectionError\)\. Put train"):
         data.load("small")
 
 
@@ -150,7 +152,7 @@ def test_downloads_go_to_the_data_dir_or_where_one_can_write(places, mirrors, mo
 @pytest.mark.parametrize("name", ["small", "digits"])
 def test_a_misspelt_data_dir_is_not_made(places, mirrors, monkeypatch, name):
     on_mirrors(monkeypatch, mirrors, "good")
-    with pytest.raises(data.DataError, match=r"mien, is not there: check --data-dir"):
+    with pytest.raises(data.DataError, match=r"mien, does not exist\. Correct --data-dir"):
         data.load(name, places / "mien")
     assert not (places / "mien").exists()
     assert mirrors.requests == []
@@ -159,7 +161,7 @@ def test_a_misspelt_data_dir_is_not_made(places, mirrors, monkeypatch, name):
 def test_no_writable_folder_is_an_error_that_says_so(places, mirrors, monkeypatch):
     on_mirrors(monkeypatch, mirrors, "good")
     (places / "cache").write_text("a file, not a folder")
-    with pytest.raises(data.DataError, match=r"nothing can be written to .*cache"):
+    with pytest.raises(data.DataError, match=r"no folder is writable: .*cache"):
         data.load("small")
 
 

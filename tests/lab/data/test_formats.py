@@ -1,4 +1,4 @@
-"""What is in a file, and what is wrong with it."""
+"""Readers of the file formats, and what they say about damaged files."""
 
 import gzip
 import re
@@ -17,7 +17,7 @@ from small_dataset import (
 )
 
 from steingrad_lab import data
-from steingrad_lab.data import files
+from steingrad_lab.data import formats
 from steingrad_lab.data.formats import read_amat, read_idx, read_mat, unpack
 
 ONE = np.zeros((1, 2, 3), np.uint8)
@@ -38,13 +38,13 @@ DAMAGED = {
 def test_a_damaged_file_is_refused_by_name(content, reason, small, places):
     put(places / "cache", CONTENT | {"test.gz": content})
     path = re.escape(str(places / "cache" / "small-folder" / "test.gz"))
-    with pytest.raises(data.DataError, match=rf"{path} .*{reason}.*: delete it"):
+    with pytest.raises(data.DataError, match=rf"{path} .*{reason}.*\. Delete the file"):
         data.load(small)
     assert not data.status()[-1].published  # and the listing still works
 
 
 def measured(read, *arguments):
-    """The most bytes that reading took, and what it said."""
+    """Returns the peak memory of a read that fails, in bytes, and the error message."""
     tracemalloc.start()
     with pytest.raises(data.DataError) as error:
         read(*arguments)
@@ -54,7 +54,7 @@ def measured(read, *arguments):
 
 
 def test_what_unpacks_to_too_much_is_refused_before_memory_goes():
-    """By its header, by a bound where the header lies, and where only a hash is asked for."""
+    """Checks three cases: the header says so, the header lies, and only a hash is needed."""
     zeros = bytes(10**8)
     by_header = gzip.compress(idx(TEST, shape=(10**6, 100, 100)) + zeros)
     most, said = measured(read_idx, by_header, (2, 2, 3))
@@ -74,8 +74,8 @@ def test_a_mat_file_of_another_shape_is_refused_by_its_header(monkeypatch):
 
 def test_a_file_larger_than_any_dataset_is_not_read(small, places, monkeypatch):
     put(places / "cache")
-    monkeypatch.setattr(files, "MOST_BYTES", 20)
-    with pytest.raises(data.DataError, match="larger than any file of a dataset"):
+    monkeypatch.setattr(formats, "MOST_BYTES", 20)
+    with pytest.raises(data.DataError, match=r"at most 20 are read\. Delete the file"):
         data.load(small)
     assert not data.status()[-1].published
 
@@ -118,7 +118,7 @@ def test_a_bad_mat_file_is_refused(content, reason):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"0 1\n1 0", "7 bytes where 2 lines of 2 pixels take 8"),
+        (b"0 1\n1 0", "7 bytes where 8 are expected, for 2 lines of 2 pixels"),
         (b"0 2\n1 0\n", "0s and 1s"),
         (b"0 1\n1 -\n", "0s and 1s"),
         (b"0 1 1\n0\n", "0s and 1s"),

@@ -1,4 +1,4 @@
-"""Finding files, checking their hashes, splitting them, and telling what is there."""
+"""Finding files, verifying their hashes, splitting them, and listing what is available."""
 
 import gzip
 from collections import Counter
@@ -38,14 +38,14 @@ def test_digits_are_scikit_learns_and_never_change():
     original = np.rint(load_digits().data * 255 / 16).astype(np.uint8)
     assert Counter(map(bytes, together)) == Counter(map(bytes, original))
     assert together.max() == 255
-    # A change of this hash is a change of everybody's splits.
+    # If this hash changes, the splits of every user change.
     assert digits.files == {
         "digits": "3784c857898a50ab08a812b56955411220ede687f44136b0880d3d2fd1c667fd"
     }
 
 
 def test_digits_splits_are_alike():
-    """Writers come one after the other in scikit-learn: every split must have some of each."""
+    """scikit-learn orders the images by writer, but every split must have images of each writer."""
     digits = data.load("digits")
     original = np.rint(load_digits().data * 255 / 16).astype(np.uint8)
     position = {image.tobytes(): i for i, image in enumerate(original)}
@@ -75,7 +75,7 @@ def test_folders_are_searched_in_order(small, places, monkeypatch):
     for root in ("argument", "environment"):
         (places / root).mkdir()
     assert found() is None
-    for root in ("system", "cache", "argument"):  # each goes before the ones already there
+    for root in ("system", "cache", "argument"):  # each has precedence over those before
         put(places / root)
         assert found() == str(places / root / "small-folder")
     argument = None

@@ -1,4 +1,4 @@
-"""Images of one's own."""
+"""The user's own images: what is read, and what is refused."""
 
 import io
 import zipfile
@@ -71,19 +71,22 @@ def test_folder_of_pictures(parts, tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"images": GREY}, r"has the arrays .*images.*: it needs train"),
-        ({"train": GREY, "test": GREY}, "it needs train, or train, valid and test"),
-        ({"train": np.zeros((10, 2, 2, 3))}, r"shape \(10, 2, 2, 3\): it needs"),
+        ({"images": GREY}, r"has the arrays .*images.*\. Give train"),
+        ({"train": GREY, "test": GREY}, "Give train alone, or train, valid and test"),
+        ({"train": np.zeros((10, 2, 2, 3))}, r"shape \(10, 2, 2, 3\)\. Give grey"),
         ({"train": np.full((10, 4), 2.0)}, "values from 2 to 2"),
         ({"train": np.full((10, 4), np.nan)}, "values from nan to nan"),
         ({"train": np.full((10, 4), 256)}, "whole numbers from 0 to 255"),
         ({"train": np.full((10, 4), -1)}, "values from -1"),
-        ({"train": np.tile([0, 1], (10, 2))}, "0 and 1 alone, both nearly black"),
+        (
+            {"train": np.tile([0, 1], (10, 2))},
+            "only the whole numbers 0 and 1, which are both nearly black",
+        ),
         ({"train": np.full((10, 4), 1j)}, "complex128"),
-        ({"train": np.full((10, 4), "a")}, "no grey values"),
+        ({"train": np.full((10, 4), "a")}, "cannot be grey values"),
         ({"train": np.array([{}] * 10)}, "cannot be read as an .npz file of arrays"),
         ({"train": np.zeros((9, 4))}, "no image for test"),
-        ({"train": GREY, "valid": GREY[:, :1], "test": GREY}, "unlike sizes"),
+        ({"train": GREY, "valid": GREY[:, :1], "test": GREY}, "images of different sizes"),
     ],
 )
 def test_refused(arrays, message, tmp_path):
@@ -100,7 +103,7 @@ def test_pictures_of_16_bits_are_refused(tmp_path):
 
 
 def test_refused_files(tmp_path):
-    with pytest.raises(DataError, match="is not there"):
+    with pytest.raises(DataError, match="does not exist"):
         load(str(tmp_path / "none.npz"))
     (tmp_path / "bad.npz").write_bytes(b"PK\x03\x04 no zip")
     with pytest.raises(DataError, match="cannot be read"):
@@ -113,7 +116,7 @@ def test_refused_files(tmp_path):
         load(str(tmp_path / "empty"))
     for number, width in enumerate((2, 3)):
         Image.new("L", (width, 2)).save(tmp_path / "empty" / f"{number}.png")
-    with pytest.raises(DataError, match="pictures of unlike sizes"):
+    with pytest.raises(DataError, match="pictures of different sizes"):
         load(str(tmp_path / "empty"))
 
 

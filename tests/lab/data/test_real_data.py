@@ -1,4 +1,4 @@
-"""The real data, where they are."""
+"""The real datasets. Skipped unless STEINGRAD_DATA_DIR says where they are."""
 
 import gzip
 import os
@@ -21,7 +21,7 @@ needs_real_data = pytest.mark.skipif(
 
 
 def real(name):
-    """The real dataset and its status, or a skip where it is not there."""
+    """Returns a real dataset and its status. Skips the test if the dataset is missing."""
     status = next(status for status in data.status(REAL_DATA) if status.name == name)
     if not status.found:
         pytest.skip(f"no {name} in STEINGRAD_DATA_DIR")
@@ -55,7 +55,7 @@ def test_real_idx_files_have_the_well_known_mean(name, mean):
 
 @needs_real_data
 def test_real_binarized_mnist_is_the_same_as_text():
-    """The text that the .mat file stands for has the hash that is published for the text."""
+    """The .mat file, written out as text, has the published hash of the text file."""
     dataset, status = real("binarized_mnist")
     assert set(np.unique(dataset.train)) == {0, 255}
     if not status.published:

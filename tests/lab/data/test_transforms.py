@@ -1,4 +1,4 @@
-"""What a compiled step sees of the data."""
+"""The transformations of pixels inside the compiled step."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def test_binarize_draws_every_grey_with_its_probability():
     assert mean[0] == 0
     assert mean[255] == 1
     z = (mean - p)[1:-1] / np.sqrt(p * (1 - p) / n)[1:-1]
-    assert np.abs(z).max() < 4.5  # 254 z-scores: 4.5 is passed once in 600 seeds
+    assert np.abs(z).max() < 4.5  # of 254 z-scores one exceeds 4.5 in 600 seeds
     assert abs((z**2).mean() - 1) < 4 * np.sqrt(2 / 254)
 
 
@@ -56,7 +56,7 @@ def test_other_dtypes_are_rounded_once():
 def test_only_bytes_are_pixels(images):
     from steingrad_lab.data import transforms
 
-    # Beneath the annotations, which say so too where they are checked.
+    # Called without the jaxtyping wrapper, which would raise its own error first.
     with pytest.raises(TypeError, match="uint8"):
         transforms.binarize.__wrapped__(jax.random.key(0), images)
     with pytest.raises(TypeError, match="uint8"):

@@ -1,8 +1,8 @@
-"""Set-up of the tests of models."""
+"""Fixtures for the tests of `steingrad_lab.models`."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _standard_promotion():
-    """Models use no optimiser: the strict rules stay."""
+    """Keeps strict dtype promotion: models use no optimiser, so they do not need the exception."""

@@ -1,4 +1,4 @@
-"""Binary VAEs: the ELBO and its gradients against sums over all states."""
+"""Binary VAEs: the ELBO and its gradients, compared with sums over all states."""
 
 import itertools
 
@@ -40,10 +40,10 @@ def states(bits):
 
 
 def exact_elbo(model, y):
-    """Sum over the states of all layers, written from the definition; mean over the batch."""
+    """Returns the mean ELBO over the batch, by the definition, as a sum over all states."""
 
     def above(layer, below):
-        """E[log p(x_{l-1} | x_l) − log q(x_l | x_{l-1}) + the layers above], for one image."""
+        """E[log p(below | x) − log q(x | below) + the same for the layers above], for one image."""
         if layer == model.num_layers:
             return model.log_prior()
         q = sg.Bernoulli(model.encoders[layer](below))
@@ -85,7 +85,7 @@ def test_gaussian_log_prob():
 
 
 def mean_gradients(model, y, estimators, cv, draws, **options):
-    """Mean and standard error of the gradients over many draws."""
+    """Returns the mean and the standard error of the gradients over many draws."""
 
     @jax.jit
     def chunk(keys):
@@ -118,7 +118,7 @@ ESTIMATORS = {
 
 
 def per_layer(name, model):
-    """An estimator for each layer, and control variates away from their first values."""
+    """Returns an estimator for each layer, and control variates that are not the initial ones."""
     relaxed = {"relax": sg.Relax, "relax without relaxation": Jumps}.get(name)
     if relaxed is None:
         built = [ESTIMATORS[name]] * model.num_layers
@@ -131,7 +131,7 @@ def per_layer(name, model):
 
 
 class Jumps(sg.Relax):
-    """RELAX as it would be with the sampled layers above inside its control variate."""
+    """RELAX with a mistake: its control variate contains the sampled layers above."""
 
     @property
     def relaxes(self):
@@ -159,7 +159,7 @@ def exact_gradient(model, y):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", slow("relax", "disarm", "rodeo"))
 def test_gradients_of_every_weight(name):
-    """z-scores of all encoder and decoder weights of two layers against the sum over states."""
+    """Compares the gradients of all weights of two layers with sums over states, by z-scores."""
     assert passes(z_scores(name, (2, 3)))
 
 
@@ -183,7 +183,7 @@ def test_gradients_of_every_weight_with_options(name, layer_sizes, option):
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_relax_needs_the_relaxed_layers():
-    """Sampled layers inside the control variate make f jump, which the same test must notice."""
+    """Sampled layers inside the control variate make f discontinuous. The test must detect it."""
     assert passes(z_scores("relax", (2, 3), draws=400_000))
     assert not passes(z_scores("relax without relaxation", (2, 3), draws=400_000))
 
@@ -195,14 +195,14 @@ def total(weights, tree):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", ["rloo", *slow("double_cv", "rodeo")])
 def test_both_layers_exactly(name):
-    """All that is random, summed: the ancestral state, the K samples of a layer, and the state of
-    the layer above that each of them draws."""
+    """Sums over everything random: the ancestral state, the K samples of a layer, and the state
+    of the layer above that is drawn for each sample."""
     model, y = tiny((2, 3)), (normal(1, (PIXELS,)) > 0).astype(float)
     (first, second), (cv_1, cv_2) = per_layer(name, model)
     exact, _ = exact_gradient(model, y[None])
 
     def gradient(layer, estimator, cv, below, x, above):
-        """The gradient with respect to the encoder of a layer, and the probability of x, above."""
+        """Returns the probability of x and above, and the gradient of the layer's encoder."""
         logits, pull_back = jax.vjp(lambda encoder: encoder(below), model.encoders[layer])
         q = sg.Bernoulli(logits)
         probability = jnp.exp(jnp.sum(q.log_prob(x)))
@@ -244,7 +244,7 @@ def test_both_layers_exactly(name):
 
 @pytest.mark.usefixtures("x64")
 def test_decoders_exactly():
-    """The gradient from one ancestral sample, summed over all of them."""
+    """Sums the gradient from one ancestral sample over all ancestral samples."""
     model, y = tiny((2, 3)), (normal(1, (1, PIXELS)) > 0).astype(float)
     _, exact = exact_gradient(model, y)
     q_1 = sg.Bernoulli(model.encoders[0](y))
@@ -281,7 +281,7 @@ def test_paper_sizes():
 
 class TestResNet:
     def test_up_conv_is_a_transposed_convolution(self):
-        """Against the definition, by loops: out[2i + k] += x[i] w[k]."""
+        """Compares UpConv with loops over the definition, out[2i + k] += x[i] w[k]."""
         for size in (2, 3):
             layer = UpConv(2, 3, size, key=jax.random.key(size))
             x = np.asarray(normal(0, (1, 3, 4, 2)), np.float32)
@@ -297,7 +297,7 @@ class TestResNet:
             assert gradient.shape == layer.weight.shape
 
     def test_shapes_and_parameters(self):
-        # Traced, not compiled: small ones are run in the documentation of their classes.
+        # Only traced, to save time: the doctests of the classes run small networks.
         shapes = eqx.filter_eval_shape
         build = lambda key: resnet_vae((28, 28), 200, BernoulliLikelihood(), key=key)
         model = shapes(build, jax.random.key(0))
@@ -324,11 +324,11 @@ class TestResNet:
     @pytest.mark.slow
     @pytest.mark.usefixtures("x64")
     def test_gradient(self):
-        """Directional derivatives by finite differences, in double precision."""
+        """Compares directional derivatives with finite differences, in double precision."""
         model = resnet_vae((8, 8), 6, BernoulliLikelihood(), key=jax.random.key(0))
         arrays, rest = eqx.partition(model, eqx.is_inexact_array)
         flat, unravel = ravel_pytree(arrays)
-        # Away from zero biases, where empty patches of an image sit on a kink of ReLU.
+        # Zero biases would put empty patches of an image exactly on the kink of ReLU.
         flat = flat.astype(jnp.float64) + 0.02 * normal(3, flat.shape)
         y = (normal(1, (2, 64)) > 0).astype(jnp.float64)
         x = (normal(2, (2, 6)) > 0).astype(jnp.float64)
@@ -346,5 +346,5 @@ class TestResNet:
             np.testing.assert_allclose(gradient @ direction, finite, rtol=1e-4)
 
     def test_sides_must_divide_by_four(self):
-        with pytest.raises(ValueError, match="divide by 4"):
+        with pytest.raises(ValueError, match="multiples of 4"):
             resnet_vae((10, 8), 6, BernoulliLikelihood(), key=jax.random.key(0))

@@ -36,7 +36,7 @@ def test_configure():
     assert configure(preset="paper", network="resnet").network == "resnet"
     with pytest.raises(ConfigError, match="layers must be 1 or more, not 0"):
         configure(layers=0)
-    with pytest.raises(ConfigError, match="layers or layer_sizes, not both"):
+    with pytest.raises(ConfigError, match="Both layers and layer_sizes are given"):
         configure(layers=2, layer_sizes=(5, 5))
 
 
@@ -47,7 +47,7 @@ def test_the_grid_has_the_paper_s_budget():
             assert budget == (STEPS, SEEDS, BOUND_SAMPLES)
 
 
-# A configuration for each setting, and another one that differs in this alone.
+# Another value for each setting of the default configuration; other settings have their own base.
 OTHERS = {
     "dataset": "mnist", "likelihood": "gaussian", "estimator": "rloo", "samples": 4,
     "operator": "mpf", "scan": "own", "coordinates": 5, "surrogate": "linear",
@@ -72,7 +72,7 @@ BASES = {
 
 
 def test_unlike_configurations_have_unlike_names():
-    """But for steps and the bound at the end, with which one run goes on."""
+    """Exceptions are the steps and the samples of the final bound, which continue one run."""
     pairs = {name: (Config(), value) for name, value in OTHERS.items()} | BASES
     assert set(FIELDS) - set(pairs) == {"steps", "bound_samples"}
     made = [dataclasses.replace(base, **{name: value}) for name, (base, value) in pairs.items()]

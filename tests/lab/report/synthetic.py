@@ -1,4 +1,4 @@
-"""Run folders with made-up metrics, for reports: nothing is trained."""
+"""Run folders with invented metrics, for tests of reports without training."""
 
 import math
 import random
@@ -26,7 +26,7 @@ RANKS = (
 
 
 def data_files(dataset: str) -> dict[str, str]:
-    """As published, but for Omniglot."""
+    """Returns the published hashes, except for Omniglot."""
     if is_own(dataset):
         return {Path(dataset).name: "2" * 64}
     source = SOURCES[dataset]
@@ -38,7 +38,7 @@ def data_files(dataset: str) -> dict[str, str]:
 
 
 def entries(name: str, **settings) -> list[Entry]:
-    """The entries of an experiment with these settings."""
+    """Returns the entries of an experiment that have these settings."""
     return [
         entry
         for entry in experiments()[name].entries
@@ -47,7 +47,7 @@ def entries(name: str, **settings) -> list[Entry]:
 
 
 def published_elbo(config: Config) -> float:
-    """The paper's training ELBO of this configuration, or of RODEO on this task."""
+    """Returns the paper's training ELBO of a configuration, or else of RODEO on the same task."""
     table = experiments()["hierarchical" if config.layer_sizes[1:] else "train-elbo"]
     own = table.published(Entry("", config), "train_elbo")
     rodeo = table.published(Entry("", replace(config, estimator="rodeo")), "train_elbo")
@@ -65,7 +65,7 @@ def write_run(
     lines=20,
     status="finished",
 ) -> Run:
-    """A run whose final ELBO is `final` plus `spread` times the seed's place among the seeds."""
+    """Writes a run. The final ELBO of seed number i is `final + i * spread`."""
     files = data_files(config.dataset)
     published = dict.fromkeys(files, config.dataset != "omniglot")
     run = Run.create(path, config, files, published)
@@ -97,7 +97,7 @@ def write_run(
 
 
 def write_paper(path, *, steps=20_000, seeds=(1, 2), lines=60) -> None:
-    """Runs that look like a short reproduction: most of the tables, all of the ablations."""
+    """Writes runs like a short reproduction, with most tables and all ablations."""
     draw = random.Random(1)
     wanted = [
         *entries("train-elbo", dataset="mnist"),

@@ -1,4 +1,4 @@
-"""Reports of runs that are no experiment of the paper."""
+"""Reports of runs that do not belong to an experiment of the paper."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ def rows(table):
 
 
 def test_two_runs_on_digits(tmp_path):
-    """A page about these two: no word of the paper, nor of what was not run."""
+    """The page is about these two runs. It mentions neither the paper nor missing runs."""
     for name, final in (("rodeo", -20.0), ("rloo", -21.0)):
         write_run(tmp_path / name, Config(estimator=name, steps=500), final=final)
     report = build(collect(tmp_path))

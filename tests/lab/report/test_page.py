@@ -1,4 +1,4 @@
-"""The report's page in a browser: tables, curves, hover, legend, no complaint."""
+"""The page of a report in a browser: tables, curves, tooltips, legend, and no errors."""
 
 import re
 import shutil
@@ -48,7 +48,7 @@ def page(tmp_path_factory):
     write_paper(path / "runs", lines=30)
     for name in ("rodeo", "rloo"):
         write_run(path / "runs" / name, Config(estimator=name, steps=500), final=-20.0, lines=30)
-    # Long enough for a variance of the paper's.
+    # Long enough to reach the step of a published variance.
     (long,) = entries("variance-curves", dataset="fashion_mnist", likelihood="bernoulli",
                       samples=2, estimator="disarm")  # fmt: skip
     write_run(path / "runs" / "long", replace(long.config, steps=200_000, seeds=(1,)), lines=30)
@@ -58,7 +58,7 @@ def page(tmp_path_factory):
 
 @pytest.fixture
 def opened(browser, page):
-    """The page, which must not have complained when the test is over."""
+    """Opens the page. After the test the browser's log must be empty."""
     browser.get(page)
     yield browser
     assert browser.get_log("browser") == []
@@ -71,7 +71,7 @@ def chart(browser, name="variance-curves-mnist-bernoulli-k2"):
 
 
 def labels(figure):
-    """The curves in each panel."""
+    """Returns the labels of the curves in each panel."""
     return [
         [
             path.get_attribute("data-label")

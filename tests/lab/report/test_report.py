@@ -1,4 +1,4 @@
-"""Reports of made-up runs: what the tables say, what is left out, and that it can be made again."""
+"""Reports of invented runs: their tables and figures, what is left out, and their files."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def short(config, steps=20_000, seeds=(1, 2)):
 
 @pytest.fixture
 def runs(tmp_path):
-    """MNIST, K = 2; the paper has RODEO −101.89, Double CV −102.14, DisARM −102.75."""
+    """Runs on MNIST, K = 2. The paper's: RODEO −101.89, Double CV −102.14, DisARM −102.75."""
     path = tmp_path / "runs"
     write_run(path / "rodeo", short(MNIST["rodeo"]), final=-102.0, spread=0.2, ms=3.0)
     write_run(path / "deep" / "double", short(MNIST["double_cv"]), final=-103.0, spread=0.1, ms=2.2)
@@ -62,7 +62,7 @@ class TestTables:
         assert cells["RODEO"].text == "−101.90 ± 0.10"
         assert cells["RODEO"].paper == "−101.89 ± 0.17"
         assert [label for label, cell in cells.items() if cell.best] == ["RODEO"]
-        # At a fiftieth of the paper's steps no difference is worth a mark.
+        # Runs with a fiftieth of the paper's steps are not compared with the paper.
         assert not any(cell.mark or cell.comparable for cell in cells.values())
         assert "seeds 1, 2" in cells["Double CV"].title
         assert "20,000 steps and 2 seeds" in table.before[0]
@@ -80,7 +80,7 @@ class TestTables:
             write_run(tmp_path / "runs" / name, config, final=final, spread=spread)
         report = report_of(tmp_path / "runs")
         cells = rows(parts(report, "train-elbo").parts[0])
-        # Only Double CV is outside: −102.95 ± 0.05 against −102.14 ± 0.06.
+        # Only Double CV differs significantly: −102.95 ± 0.05 and −102.14 ± 0.06.
         assert {label: cell[0].mark for label, cell in cells.items() if cell[0].mark} == {
             "Double CV": "▼"
         }
@@ -136,7 +136,7 @@ class TestTables:
 
     @pytest.mark.parametrize(("final", "mark"), [(-101.89 - 0.9, "▼"), (-101.89 + 0.7, "")])
     def test_one_seed_of_the_papers_length(self, tmp_path, final, mark):
-        """The paper's error, 0.17, is of five runs; one run's is √5 times that."""
+        """The paper's error of 0.17 is for five runs. The error of one run is √5 times larger."""
         write_run(tmp_path / "run", short(MNIST["rodeo"], 1_000_000, (1,)), final=final)
         table = parts(report_of(tmp_path), "train-elbo").parts[0]
         assert rows(table)["RODEO"][0].mark == mark
@@ -177,11 +177,11 @@ class TestTables:
 
 
 class TestBiased:
-    """Estimators that are biased by design: under a heading of their own, and never the best."""
+    """Estimators that are biased by design have their own heading and are never the best."""
 
     @pytest.fixture
     def report(self, runs):
-        """ReinMax comes to a higher ELBO, with less variance and in less time, than all others."""
+        """ReinMax has the highest ELBO, the lowest variance and the shortest time."""
         best = {"final": -90.0, "spread": 0.1, "variance": 1e-3, "ms": 1.0}
         write_run(runs / "reinmax", short(MNIST["reinmax"]), **best)
         return report_of(runs)
@@ -214,7 +214,7 @@ class TestBiased:
         assert any(cell.best for cell in cells["DisARM"])
 
     def test_own_runs(self, tmp_path):
-        """The one unbiased run is alone, and alone it is not the best of anything."""
+        """A single unbiased run has no rivals and is not marked as the best."""
         write_run(tmp_path / "rloo", Config(steps=500, estimator="rloo"), final=-20.0)
         write_run(tmp_path / "through", Config(steps=500, estimator="straight_through"))
         figure, _ = parts(report_of(tmp_path), "own-digits-bernoulli").parts
@@ -233,7 +233,7 @@ class TestBiased:
 
 class TestCurves:
     def test_time_is_that_of_the_fastest_run(self, tmp_path):
-        """Another seed shared its machine."""
+        """The run of another seed was slower, because it shared its machine."""
         for seed, ms in ((1, 3.0), (2, 30.0)):
             config = entries("variance-curves", dataset="mnist", estimator="rodeo")[0].config
             config = replace(config, steps=20_000, seeds=(seed,))
@@ -249,7 +249,7 @@ class TestCurves:
         assert [curve.label for curve in figure.curves] == ["DisARM", "Double CV", "RODEO"]
         assert len({curve.style for curve in figure.curves}) == 3
         rodeo = figure.curves[-1]
-        # The first of 20 reports took 5 times as long as the others, which is not their time.
+        # The first of 20 reports took 5 times as long as the others, and does not count.
         assert rodeo.steps[:2] == [1_000, 2_000]
         assert rodeo.seconds[:2] == [3, 6]
         assert "Not run: RLOO, Lariat, Bronco, Straight-through, ReinMax." in figure.before
@@ -373,7 +373,7 @@ class TestFiles:
         assert re.findall(r"(?:src|href)=\"(?!#|data:)", page) == []
 
     def test_results_are_enough(self, runs, tmp_path):
-        """A report of a report's `results.jsonl` is the same report, and writes the same file."""
+        """A report made from the `results.jsonl` of a report has the same files."""
         write_run(runs / "stopped", short(MNIST["rloo"]), status="running")
         out, again = tmp_path / "out", tmp_path / "again"
         write_report(runs, out)
@@ -424,7 +424,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("name", [b"caf\xe9", b"two\nlines", b"a|b <i>"])
     def test_odd_names_of_folders(self, runs, tmp_path, name):
-        """Shown by their codes or in one line; not a reason to leave a run out."""
+        """Such names are escaped or put on one line, and the run is not left out."""
         write_run(runs / os.fsdecode(name), short(MNIST["rloo"]), status="running", lines=4)
         write_report(runs, tmp_path / "out")
         text = (tmp_path / "out" / "report.md").read_text("utf-8")
@@ -472,7 +472,7 @@ class TestFiles:
         assert len(said) == len(bad) + 1
 
     def test_zeros(self, tmp_path):
-        """A variance or a time of zero has no logarithm and divides nothing."""
+        """A variance of zero has no logarithm, and a time of zero cannot be a divisor."""
         for name in ("rodeo", "disarm"):
             write_run(tmp_path / "runs" / name, short(MNIST[name]), variance=0.0, ms=0.0)
         write_report(tmp_path / "runs", tmp_path / "out")
@@ -510,7 +510,7 @@ class TestReadme:
     def test_no_markers(self, runs, tmp_path, content):
         readme = tmp_path / "README.md"
         readme.write_text(content)
-        with pytest.raises(RunError, match="has no place for the results"):
+        with pytest.raises(RunError, match="does not have the markers"):
             write_report(runs, tmp_path / "out", readme)
         assert readme.read_text() == content
         assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Runs of a moment, and an engine in this process, for tests of sweeps."""
+"""Very short runs, and an engine in this process, for tests of sweeps."""
 
 import dataclasses
 import pickle
@@ -9,7 +9,7 @@ from steingrad_lab.sweeps.plan import plan
 from steingrad_lab.sweeps.worker import Job, attempt
 from steingrad_lab.training import Config, Run, Schedule
 
-# One sample everywhere: the fewest programs to compile.
+# With one sample everywhere there are fewer programs to compile.
 SMALL = Config(
     estimator="reinforce",
     samples=1,
@@ -26,12 +26,12 @@ OFTEN = Schedule(report_every=1000, checkpoint_every=250)
 
 
 class Here:
-    """An engine in this process that breaks as told, and remembers what it was given."""
+    """An engine in this process that records its jobs and fails with the given problems."""
 
     slots = 1
 
     def __init__(self, *problems, pretend=False):
-        """`pretend` leaves finished runs without training them."""
+        """With `pretend`, runs are marked as finished without training."""
         self.problems, self.pretend = list(problems), pretend
         self.given, self.ended, self.stopped = [], [], False
 
@@ -39,7 +39,7 @@ class Here:
         return False
 
     def start(self, job: Job):
-        assert pickle.loads(pickle.dumps(job)) == job  # what engines send to their workers
+        assert pickle.loads(pickle.dumps(job)) == job  # engines send pickled jobs
         self.given.append(job.folder.name)
         problem = self.problems.pop(0) if self.problems else None
         if isinstance(problem, BaseException):

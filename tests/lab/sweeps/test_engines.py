@@ -1,4 +1,4 @@
-"""Where runs are carried out: processes that are killed, a cluster that loses a node."""
+"""Engines: processes that are killed, and a cluster that loses a node."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ from steingrad_lab.training import Schedule, train
 class TestProcesses:
     @pytest.mark.slow
     def test_killed_and_interrupted(self, tmp_path, capsys):
-        """A worker gets SIGKILL, its successor is stopped by Ctrl-C, a third one ends the run."""
+        """One worker is killed, Ctrl-C stops the next, and a third one finishes the run."""
         out, runs, engine = tmp_path / "out", {"run": LONG}, Processes(2)
         pids = []
 
@@ -49,16 +49,16 @@ class TestProcesses:
         assert planned.status == "resumable"
         assert 0 < planned.step < LONG.steps
 
-        # Beside a run that breaks, which takes nothing down with it.
+        # A run that fails does not affect another one.
         both = [planned, *plan({"bad": IMPOSSIBLE}, out)]
         broken = sweep(both, out, Processes(2), schedule=OFTEN, quiet=True)
         assert list(broken) == ["bad"]
-        assert broken["bad"].startswith("batch_size 5000 is more than")
+        assert broken["bad"].startswith("batch_size is 5000, but digits has only")
         train(LONG, tmp_path / "whole", schedule=OFTEN, quiet=True)
         assert lines(out / "run") == lines(tmp_path / "whole")
 
     def test_worker_without_a_word(self, tmp_path, monkeypatch):
-        """A worker that cannot even start."""
+        """A worker that cannot start is reported with its last line of output."""
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         (tmp_path / "steingrad.py").write_text("raise SystemError('no memory for an import')")
         monkeypatch.chdir(tmp_path)
@@ -70,7 +70,7 @@ class TestProcesses:
 
 
 def owner(folder: Path) -> tuple[int, int] | None:
-    """The process at work in a run folder, and its parent."""
+    """Returns the process that uses a run folder, and its parent."""
     try:
         pid = json.loads((folder / ".owner").read_text())["pid"]
         return pid, int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
@@ -80,9 +80,9 @@ def owner(folder: Path) -> tuple[int, int] | None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Ray's, where JAX has been used
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Ray forks after JAX was used
 def test_ray_node_lost(tmp_path):
-    """A cluster of two nodes; one is killed midway, and its run goes on where the other one is."""
+    """One of two nodes is killed, and its run continues on the other node."""
     cluster_utils = pytest.importorskip("ray.cluster_utils")
     longer = dataclasses.replace(SMALL, steps=100_000)
     schedule = Schedule(report_every=5000, checkpoint_every=1000)
@@ -93,7 +93,7 @@ def test_ray_node_lost(tmp_path):
     moves = []
 
     def there():
-        """The run on the node that will be lost, once it has a checkpoint."""
+        """Returns the run on the node to be killed, once the run has a checkpoint."""
         found = [(name, owner(tmp_path / name)) for name, (_, step) in steps() if step > 0]
         return [(name, who) for name, who in found if who and who[1] == raylets[1]]
 
@@ -105,7 +105,7 @@ def test_ray_node_lost(tmp_path):
         ((name, before),) = there()
         cluster.remove_node(lost, allow_graceful=False)
         reached = dict(steps())[name]
-        # By its number: a process whose raylet died has another parent for a moment, then ends.
+        # Compare the process and not its parent: an orphan has another parent until it ends.
         later = lambda: (who := owner(tmp_path / name)) and who[0] != before[0] and who
         wait_for(later, 240)
         moves.append((reached, later()))
@@ -125,7 +125,7 @@ def test_ray_node_lost(tmp_path):
     assert 0 < step < longer.steps
     assert raylet == raylets[0]
     assert list(broken) == ["bad"]
-    assert broken["bad"].startswith("batch_size 5000 is more than")
+    assert broken["bad"].startswith("batch_size is 5000, but digits has only")
     whole, one_core = tmp_path / "whole", Processes(os.cpu_count())
     assert sweep(plan(runs, whole), whole, one_core, schedule=schedule, quiet=True) == {}
     for name in runs:

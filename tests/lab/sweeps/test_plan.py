@@ -1,4 +1,4 @@
-"""Sweeps: what is planned, what is there, how long the rest will take."""
+"""Selecting the runs of a sweep, their current state, and estimates of their time."""
 
 import dataclasses
 
@@ -43,11 +43,14 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("selection", "says"),
         [
-            (Selection(()), "Name one or more experiments of: train-elbo, "),
-            (Selection(("tables",)), "There is no experiment 'tables'. There are: train-elbo, "),
-            (Selection(("timing",), samples=(7,)), "samples 7 is in no run of timing. .*: 2, 3."),
-            (Selection(("timing",), layers=(1, 5)), "layers 5 .* There are: 1, 2, 3, 4."),
-            (Selection(("timing",), estimators=("relax",), samples=(2,)), "No run of timing has"),
+            (Selection(()), "Name one or more of: train-elbo, "),
+            (Selection(("tables",)), "There is no experiment 'tables'. Choose from: train-elbo, "),
+            (Selection(("timing",), samples=(7,)), "No run of timing has samples 7. .*: 2, 3."),
+            (Selection(("timing",), layers=(1, 5)), "layers 5. Choose from: 1, 2, 3, 4."),
+            (
+                Selection(("timing",), estimators=("relax",), samples=(2,)),
+                "No run of timing matches",
+            ),
             (Selection(("timing",), seeds=(1, 1)), "different numbers"),
             (Selection(("timing",), steps=0), "steps must be 1 or more"),
         ],
@@ -57,7 +60,7 @@ class TestPlan:
             selection.configs()
 
     def test_estimates(self, tmp_path):
-        """A run's own kind where it was measured, else the rough figure, scaled."""
+        """Measured times are used for the same kind of run, and scale the rough figures."""
         rloo, rodeo = (Config("mnist", estimator=name, steps=1000) for name in ("rloo", "rodeo"))
         run = Run.create(tmp_path / "run", rloo, {}, {})
         for step, ms in ((1, 99.0), (2, 2.0), (3, 2.0)):

@@ -1,4 +1,4 @@
-"""Sweeps: what is skipped, resumed, retried and reported; the command."""
+"""Sweeps: which runs are skipped, resumed, retried and reported; the command `reproduce`."""
 
 import dataclasses
 import os
@@ -20,7 +20,7 @@ from steingrad_lab.training.lock import sole_owner
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """A grid with one small experiment, for the command line."""
+    """Replaces the grid by one small experiment, for the command line."""
     entries = (grid.Entry("a", SMALL), grid.Entry("b", dataclasses.replace(SMALL, batch_size=30)))
     experiment = grid.Experiment("tiny", "", "table", ("train_elbo",), entries)
     monkeypatch.setattr(grid, "experiments", lambda: {"tiny": experiment})
@@ -64,7 +64,9 @@ class TestSweep:
 
     def test_why_it_broke(self, tmp_path):
         broken = sweep(plan({"run": IMPOSSIBLE}, tmp_path), tmp_path, Here(), quiet=True)
-        assert broken["run"].startswith("batch_size 5000 is more than the 1297 training images")
+        assert broken["run"].startswith(
+            "batch_size is 5000, but digits has only 1297 training images"
+        )
         assert (tmp_path / "run" / "errors.log").read_text().count("Traceback") == 2
 
     def test_unreadable(self, tmp_path):
@@ -76,7 +78,7 @@ class TestSweep:
         assert "config.json is damaged" in broken["run"]
 
     def test_a_damaged_folder_stops_nothing_else(self, tmp_path):
-        """Each is named at the end, with what is wrong with it."""
+        """Each damaged folder is reported at the end, with what is wrong."""
         damage = {
             "alien": ("config.json", b'{"a": 1}'),
             "text": ("config.json", b"\xff\xfe"),
@@ -95,7 +97,7 @@ class TestSweep:
         assert sorted(broken) == sorted([*damage, "file", "stray"])
         assert "was not written by `steingrad train`" in broken["alien"]
         assert "has files of another run" in broken["left"]
-        assert "was trained on other data files" in broken["stray"]
+        assert "was trained on other data" in broken["stray"]
         assert Run(tmp_path / "good").status == "finished"
 
     def test_warnings_of_workers_are_kept(self, tmp_path):
@@ -108,14 +110,14 @@ class TestSweep:
             assert attempt(job) is None
         said = (tmp_path / "run" / "errors.log").read_text()
         assert "warning: " in said
-        assert "(not an object) left out" in said
+        assert "(not an object)." in said
 
     def test_one_process_for_each_run(self, tmp_path, monkeypatch):
         monkeypatch.setattr("steingrad_lab.sweeps.worker.LOCK_SECONDS", 0.0)
         with sole_owner(tmp_path / "run"):
             problem = attempt(Job(SMALL, tmp_path / "run"))
         assert problem is not None
-        assert f"Process {os.getpid()} on " in problem
+        assert f"process {os.getpid()} on " in problem
 
 
 class TestCommandLine:
@@ -148,8 +150,8 @@ class TestCommandLine:
         assert said.count("60, 40 asked") == 2
 
     def test_in_processes(self, tiny, tmp_path, monkeypatch, capsys):
-        """From the words of the command to runs of other processes: its schedule, a folder below
-        the home of the user, and nothing of a module that lies about."""
+        """The options of the command reach the workers: the schedule, and a data folder below the
+        home folder. Workers do not import modules from the current folder."""
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.setenv("USERPROFILE", str(tmp_path))
         (tmp_path / "images").mkdir()
@@ -179,7 +181,7 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [
-            (["tables"], "There is no experiment 'tables'. There are: tiny."),
+            (["tables"], "There is no experiment 'tables'. Choose from: tiny."),
             (["tiny", "--workers", 0], "workers must be 1 or more, not 0."),
             (["tiny", "--address", "auto"], "--address goes with --engine ray."),
             (["tiny", "--engine", "ray"], "pip install 'steingrad[ray]'"),

@@ -1,4 +1,4 @@
-"""Settings: checked when built, refused where they would do nothing, written and read again."""
+"""Settings are checked, refused if they have no effect, and stored."""
 
 import dataclasses
 import json
@@ -57,7 +57,7 @@ def test_refused_values(settings, says):
     ids=str,
 )
 def test_types(settings, says):
-    """Of what a file says: where types are checked on the way in, a `Config` is never built."""
+    """Types in a file are checked. With jaxtyping active, `Config` itself would refuse them."""
     check_types({**DEFAULTS, "learning_rate": 1, "damping": 0, "loo": False})
     with pytest.raises(ConfigError, match=says):
         check_types({**DEFAULTS, **settings})
@@ -101,7 +101,7 @@ def test_settings_of_others(settings, owner):
     ],
 )
 def test_settings_beside_their_owner(settings):
-    """Accepted, and kept."""
+    """Such settings are accepted and kept."""
     config = Config(**settings)
     assert settings.items() <= vars(config).items()
 
@@ -116,7 +116,7 @@ def test_settings_beside_their_owner(settings):
     ],
 )
 def test_the_default_by_name_is_the_default(estimator, some):
-    """Whoever spells out what the library does anyway has the same configuration."""
+    """Writing out the library's defaults gives the same configuration."""
     config = Config(estimator=estimator)
     own = [name for name, field in FIELDS.items() if field.metadata["read"]]
     owned = [name for name in own if belongs(name, vars(config))]

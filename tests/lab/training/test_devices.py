@@ -1,4 +1,4 @@
-"""Several devices, several processes: the same run."""
+"""Runs on several devices or processes give the same results as on one."""
 
 import json
 import os
@@ -21,7 +21,7 @@ SETTINGS = [
 
 
 def command(*arguments, devices, **environment):
-    """`steingrad train` on simulated devices."""
+    """Starts `steingrad train` on simulated devices."""
     flags = f"--xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
         [sys.executable, "-m", "steingrad_lab", "train", *SETTINGS, *map(str, arguments)],
@@ -43,7 +43,7 @@ def finished(process):
 
 
 def numbers(path):
-    """All metrics but the clock's, line by line."""
+    """Returns all lines of metrics, without measured times."""
     lines = Run(path).metrics()
     return [{k: v for k, v in line.items() if k not in ("ms_per_step", "final")} for line in lines]
 
@@ -105,7 +105,7 @@ def test_eight_devices(settings, tmp_path):
 
 
 def processes(number, *arguments):
-    """So many processes that share one run."""
+    """Starts several processes that share one run."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -122,7 +122,7 @@ def processes(number, *arguments):
 def test_two_processes(alone, tmp_path):
     path = tmp_path / "run"
     outputs = [finished(process) for process in processes(2, "--out", path)]
-    # (Collectives on a CPU say that they are connected, too.)
+    # Only the last line, because collectives on a CPU also print that they are connected.
     assert outputs[0].splitlines()[-1] == str(path)
     assert str(path) not in outputs[1]
     assert_same(alone, path)
@@ -131,11 +131,11 @@ def test_two_processes(alone, tmp_path):
 
 @pytest.mark.slow
 def test_the_first_process_stops(alone):
-    """What is wrong is said once, and none waits for the others (their time limits are longer)."""
+    """The first process says what is wrong, and the second ends without waiting for a timeout."""
     first, second = processes(2, "--out", alone)
     _, err = first.communicate(timeout=120)
     assert first.returncode == 1
-    assert "holds a run already" in err
+    assert "contains a run already" in err
     second.communicate(timeout=120)
     assert second.returncode != 0
 
@@ -143,7 +143,7 @@ def test_the_first_process_stops(alone):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_terminated(tmp_path):
-    """By whatever manages a cluster."""
+    """SIGTERM, which cluster managers send, ends the run."""
     path = tmp_path / "run"
     (process,) = processes(1, "--out", path, "--steps", "1000000")
     deadline = time.monotonic() + 120
@@ -168,7 +168,7 @@ def test_uneven_batch(tmp_path):
     process = command(*uneven, devices=2)
     _, err = process.communicate(timeout=300)
     assert process.returncode != 0
-    assert "A batch of 25 cannot be shared evenly by 2 devices" in " ".join(err.split())
+    assert "A batch of 25 images cannot be divided evenly among 2 devices" in " ".join(err.split())
     assert not (tmp_path / "run").exists()
 
 

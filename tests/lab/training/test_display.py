@@ -1,4 +1,4 @@
-"""Progress, in a terminal of any width."""
+"""Progress bars in terminals of different widths."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Bounds of a stored model."""
+"""Bounds of a stored model, compared with a direct computation."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from steingrad_lab.training import evaluate, load_trained
 
 
 def test_evaluate_against_a_direct_computation(trained):
-    """Chunks of images and of samples add up to the definition."""
+    """Processing images and samples in batches gives the same bounds."""
     _, task, step, state = load_trained(trained.path)
     assert step == SMALL.steps
     model, images = task.model(state, 0), task.dataset.test[:130]

@@ -1,4 +1,4 @@
-"""Interrupted, killed, damaged: a run goes on and ends with the same numbers."""
+"""Interrupted, killed or damaged runs continue and end with the same numbers."""
 
 import contextlib
 import dataclasses
@@ -25,12 +25,12 @@ from steingrad_lab.training.task import load_trained
 
 
 def command(*arguments):
-    return [sys.executable, "-m", "steingrad", *map(str, arguments)]
+    return [sys.executable, "-m", "steingrad_lab", *map(str, arguments)]
 
 
 @pytest.mark.slow
 def test_kill_and_resume(tmp_path):
-    """SIGKILL at some moment after the first checkpoint, then --resume."""
+    """Kills a run after its first checkpoint and continues it with --resume."""
     arguments = [
         "train", "--steps", 600, "--layer-sizes", 20, "--hidden", 30, "--report-every", 50,
         "--checkpoint-every", 50, "--bound-samples", 5, "--surrogate-hidden", 10,
@@ -63,7 +63,7 @@ def copy_of(run, path):
 
 @contextlib.contextmanager
 def warned(*says):
-    """Exactly these warnings, in this order."""
+    """Expects exactly these warnings, in this order."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         yield
@@ -89,14 +89,14 @@ def test_damaged_checkpoint_falls_back(trained, tmp_path, damage):
         content = bytearray()
     newest.write_bytes(content)
     run.update(status="running")
-    with warned("damaged.*Trying the one before", "goes on from step 40.*0060.unused"):
+    with warned("damaged.*Trying the previous", "continues from step 40.*0060.unused"):
         again = train(SMALL, run.path, schedule=SCHEDULE, resume=True, quiet=True)
     assert lines(again) == lines(trained)
     assert (run.path / "checkpoint-0000000060.unused").read_bytes() == content
 
 
 def test_all_checkpoints_damaged(trained, tmp_path):
-    """Nothing is lost: the metrics stay, and the user decides."""
+    """The metrics are kept, and the user decides what to do."""
     run = copy_of(trained, tmp_path / "run")
     for path in run.checkpoints():
         path.write_bytes(b"")
@@ -128,13 +128,13 @@ def test_going_on_elsewhere_is_recorded(trained, tmp_path, monkeypatch):
 
 
 def test_cutting_and_resuming_change_nothing(trained, tmp_path):
-    """Other dispatches, and a stop after 20 steps: the same numbers to the last bit."""
+    """Other dispatches and a stop after 20 steps give the same numbers, bit for bit."""
     short = dataclasses.replace(SMALL, steps=20)
     train(short, tmp_path / "run", schedule=Schedule(20, 10), quiet=True)
     resumed = train(SMALL, tmp_path / "run", schedule=Schedule(20, 7), resume=True, quiet=True)
     at_20 = {"step": 20, "seed": 1}
     first, evaluation, *others = lines(resumed)
-    assert evaluation.items() >= at_20.items()  # what was final then
+    assert evaluation.items() >= at_20.items()  # the final evaluation of the shorter run
     assert "test_bound" in evaluation
     assert [first, *others] == lines(trained)
 
@@ -147,32 +147,32 @@ def test_a_finished_run_is_left_alone(trained):
 
 
 def test_images_of_one_s_own_are_those_of_the_run(tmp_path):
-    """Wherever they are now, and nothing else in their place."""
+    """The user's own images may move, but other images are refused."""
     images = np.random.default_rng(0).random((60, 4, 4))
     place, moved = tmp_path / "own.npz", tmp_path / "moved.npz"
     np.savez(place, train=images)
     config = dataclasses.replace(PLAIN, dataset=str(place), steps=5)
     train(config, tmp_path / "run", quiet=True)
     place.rename(moved)
-    with pytest.raises(RunError, match="is not there any more"):
+    with pytest.raises(RunError, match="no longer exists"):
         load_trained(tmp_path / "run")
     assert load_trained(tmp_path / "run", own=moved)[2] == 5
     further = dataclasses.replace(config, dataset=str(moved), steps=6)
     assert train(further, tmp_path / "run", resume=True, quiet=True).status == "finished"
     np.savez(place, train=1 - images)
-    with pytest.raises(RunError, match="was trained on other data files"):
+    with pytest.raises(RunError, match="was trained on other data"):
         load_trained(tmp_path / "run", own=place)
-    with pytest.raises(RunError, match="was trained on other data files"):
+    with pytest.raises(RunError, match="was trained on other data"):
         train(config, tmp_path / "run", resume=True, quiet=True)
 
 
 def test_another_configuration_is_refused(trained):
     other = dataclasses.replace(SMALL, learning_rate=0.5)
-    with pytest.raises(RunError, match=r"learning_rate is 0\.001 there and 0\.5 here"):
+    with pytest.raises(RunError, match=r"learning_rate is 0\.001 in the folder, but 0\.5 is given"):
         train(other, trained.path, resume=True, quiet=True)
-    with pytest.raises(RunError, match=r"holds a run already.*resume"):
+    with pytest.raises(RunError, match=r"contains a run already.*resume"):
         train(SMALL, trained.path, quiet=True)
-    with pytest.raises(RunError, match="step 60 already"):
+    with pytest.raises(RunError, match="reached step 60 already"):
         train(dataclasses.replace(SMALL, steps=30), trained.path, resume=True, quiet=True)
 
 
@@ -181,13 +181,13 @@ def test_a_run_of_format_1_is_not_continued(trained, tmp_path):
     config = {**run.record["config"], "relax_surrogate": False}
     (run.path / "config.json").write_text(json.dumps({**run.record, "format": 1, "config": config}))
     assert Run(run.path).config == SMALL
-    with pytest.raises(RunError, match="begun by an earlier version"):
+    with pytest.raises(RunError, match="started by an earlier version"):
         train(SMALL, run.path, resume=True, quiet=True)
 
 
-CUT = "metrics.jsonl is damaged: line 3 .not JSON. left out"
-LACKS = "lacks 1 of its 3 metrics up to step 60. Trying the checkpoint before"
-ASIDE = "goes on from step 40. What was newer is kept as checkpoint-0000000060.unused"
+CUT = "metrics.jsonl is damaged. Ignored: line 3 .not JSON."
+LACKS = "lacks 1 of its 3 lines of metrics up to step 60. Trying the previous checkpoint"
+ASIDE = "continues from step 40. Newer checkpoints are kept as checkpoint-0000000060.unused"
 
 
 @pytest.mark.parametrize(
@@ -198,12 +198,12 @@ ASIDE = "goes on from step 40. What was newer is kept as checkpoint-0000000060.u
             (CUT, LACKS, ASIDE, CUT),
         ),
         (lambda text: b"[1]\n" + text, ("line 1 .not an object.", "line 1")),
-        (lambda text: text + text, ("line 5 .there before.", "line 5")),
+        (lambda text: text + text, ("line 5 .it is a copy of an earlier line.", "line 5")),
         *slow((lambda text: b"\xff\n" + text, ("line 1 .not JSON.", "line 1"))),
     ],
 )
 def test_damaged_metrics_fall_back(trained, tmp_path, damage, says):
-    """To the newest checkpoint up to which nothing is missing."""
+    """The run continues from the newest checkpoint with complete metrics."""
     run = copy_of(trained, tmp_path / "run")
     path = run.path / "metrics.jsonl"
     path.write_bytes(damage(path.read_bytes()))
@@ -216,10 +216,10 @@ def test_damaged_metrics_fall_back(trained, tmp_path, damage, says):
 def test_metrics_that_no_checkpoint_brings_back(trained, tmp_path):
     run = copy_of(trained, tmp_path / "run")
     (run.path / "metrics.jsonl").unlink()
-    lacks = "lacks 3 of its 3 metrics up to step 60"
-    with warned(lacks, "goes on without the metrics that are missing"):
+    lacks = "lacks 3 of its 3 lines of metrics up to step 60"
+    with warned(lacks, "continues without the missing metrics"):
         again = train(SMALL, run.path, schedule=SCHEDULE, resume=True, quiet=True)
-    assert lines(again) == lines(trained)[-1:]  # evaluated anew
+    assert lines(again) == lines(trained)[-1:]  # evaluated again
 
 
 @pytest.mark.slow
@@ -227,7 +227,7 @@ def test_without_checkpoints_a_run_begins_again(trained, tmp_path):
     run = copy_of(trained, tmp_path / "run")
     for path in run.checkpoints():
         path.unlink()
-    with warned("has no checkpoint: it begins again with its first step"):
+    with warned("has no checkpoint. The run restarts from its first step"):
         again = train(SMALL, run.path, schedule=SCHEDULE, resume=True, quiet=True)
     assert lines(again) == lines(trained)
 
@@ -244,7 +244,7 @@ def test_a_newest_checkpoint_that_is_no_file(trained, tmp_path, kind):
 
 
 def test_metrics_are_on_the_disk_before_the_checkpoint(tmp_path, monkeypatch):
-    """Files in the order in which they are flushed."""
+    """The metrics are flushed before the checkpoint, and the folder is flushed last."""
     run = Run.create(tmp_path / "run", SMALL, {}, {})
     flushed, fsync = [], os.fsync
     monkeypatch.setattr(
@@ -257,11 +257,13 @@ def test_metrics_are_on_the_disk_before_the_checkpoint(tmp_path, monkeypatch):
 
 
 def test_one_owner(tmp_path):
-    """The second process is told who is at work, before it touches anything."""
+    """A second process is refused before it writes, and told which process has the lock."""
     with sole_owner(tmp_path / "run"):
         before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(RunError, match=rf"Process {os.getpid()} on \S+ is at work in .*run"):
+        with pytest.raises(
+            RunError, match=rf"run is in use by process {os.getpid()} on \S+\. Wait"
+        ):
             train(SMALL, tmp_path / "run", quiet=True)
         assert sorted(tmp_path.rglob("*")) == before
-    with sole_owner(tmp_path / "run"):  # given back
+    with sole_owner(tmp_path / "run"):  # the lock was released
         pass

@@ -1,4 +1,4 @@
-"""Run folders: what is read, what is refused."""
+"""Run folders: what is read and what is refused."""
 
 import dataclasses
 import errno
@@ -41,7 +41,7 @@ def test_format_of_a_checkpoint_is_checked(trained, tmp_path):
     assert found[0] == 40
 
 
-# A record of format 1 as it was written, but for the environment.
+# The settings in a record of format 1, as an earlier version wrote them.
 FORMAT_1 = {
     "dataset": "mnist", "likelihood": "bernoulli", "estimator": "rodeo", "samples": 2,
     "operator": "gibbs", "scan": "random", "damping": 0.0, "coordinates": None, "surrogate": "mlp",
@@ -105,7 +105,7 @@ def test_other_content(tmp_path, content, says):
 
 @pytest.mark.parametrize("lines", [False, True])
 def test_a_disk_that_is_full(lines, tmp_path, monkeypatch):
-    """A sentence with the file's name; half of a file is not left behind."""
+    """The error names the file, and no incomplete file is left behind."""
 
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -115,14 +115,14 @@ def test_a_disk_that_is_full(lines, tmp_path, monkeypatch):
         run.append({"step": 1, "seed": 1})
     before = sorted(path.name for path in run.path.iterdir())
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunError, match=r"cannot be written: No space left.* Make room"):
+    with pytest.raises(RunError, match=r"cannot be written: No space left.* Free some space"):
         run.update(status="finished")
     assert sorted(path.name for path in run.path.iterdir()) == before
     assert Run(run.path).status == "running"
 
 
 def test_the_commit_is_of_our_own_files(tmp_path, monkeypatch):
-    """Not that of the repository around a virtual environment."""
+    """The commit is not that of a repository around the virtual environment."""
     git = lambda *command: subprocess.run(
         ["git", "-c", "user.name=a", "-c", "user.email=a@b", *command], cwd=tmp_path, check=True
     )
@@ -145,7 +145,7 @@ def test_no_folder(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "file", tmp_path / "nowhere"):
         with pytest.raises(
-            RunError, match=r"is not a run: it has no config\.json\. Name the folder"
+            RunError, match=r"is not a run folder: it has no config\.json\. Name a folder"
         ):
             Run(path)
 
@@ -155,7 +155,7 @@ def test_updates_keep_the_rest(tmp_path):
     run.update(status="finished")
     again = Run(run.path)
     assert (again.status, again.config, again.published) == ("finished", SMALL, {"digits": True})
-    with pytest.raises(RunError, match=r"holds a run already. Go on with it \(resume\)"):
+    with pytest.raises(RunError, match=r"contains a run already. Continue it \(resume\)"):
         Run.create(run.path, dataclasses.replace(SMALL, steps=5), {}, {})
 
 
@@ -186,7 +186,7 @@ def test_damaged_fields(tmp_path, fields):
 
 
 def test_metrics_that_cannot_be(tmp_path):
-    """Left out, and said."""
+    """Impossible lines are left out, with a warning."""
     run = Run.create(tmp_path / "run", SMALL, {}, {})
     good = {"step": 20, "seed": 1, "objective": 0.5}
     run.append(good)
@@ -205,12 +205,12 @@ def test_metrics_that_cannot_be(tmp_path):
             file.write(json.dumps({**good, **fields, "run": run.identity}) + "\n")
         file.write(json.dumps({**good, "objective": math.inf, "run": run.identity}) + "\n")
     path.write_bytes(path.read_bytes() + path.read_bytes().splitlines(True)[0])
-    with pytest.warns(UserWarning, match=r"line 2 .step is 10+.*and 6 more left out"):
+    with pytest.warns(UserWarning, match=r"Ignored: line 2 .step is 10+.*and 6 more"):
         assert list(run.metrics()) == [good]
 
 
 def test_every_file_has_the_run_s_identity(tmp_path):
-    """What lies in the folder but is of another run is not used, and that is said."""
+    """Files of another run in the folder are not used, and a warning says so."""
     ours, theirs = (Run.create(tmp_path / name, SMALL, {}, {}) for name in ("ours", "theirs"))
     assert ours.identity != theirs.identity
     for number, run in enumerate((ours, theirs)):
@@ -219,14 +219,14 @@ def test_every_file_has_the_run_s_identity(tmp_path):
     with (ours.path / "metrics.jsonl").open("ab") as file:
         file.write((theirs.path / "metrics.jsonl").read_bytes())
     shutil.copy(theirs.checkpoints()[0], ours.path)
-    with pytest.warns(UserWarning, match=r"line 2 \(of another run\) left out"):
+    with pytest.warns(UserWarning, match=r"Ignored: line 2 \(it belongs to another run\)"):
         assert [line["objective"] for line in ours.metrics()] == [0.0]
-    with pytest.warns(UserWarning, match="0021.eqx is of another run"):
+    with pytest.warns(UserWarning, match="0021.eqx belongs to another run"):
         assert ours.load({"weight": jnp.zeros(())}) == (20, {"weight": 0.0})
 
 
 def test_a_run_without_identity_is_read(tmp_path):
-    """As earlier versions wrote it."""
+    """Earlier versions wrote runs without identity."""
     run = Run.create(tmp_path / "run", SMALL, {}, {})
     rewrite(run.path, run=None)
     run = Run(run.path)
@@ -242,8 +242,8 @@ def test_a_run_without_identity_is_read(tmp_path):
 @pytest.mark.parametrize("left", ["metrics.jsonl", "checkpoint-0000000020.eqx"])
 def test_what_is_left_of_another_run_is_not_taken_over(tmp_path, left):
     (tmp_path / left).write_text("")
-    (tmp_path / "checkpoint-best.eqx").write_text("")  # anybody's
-    with pytest.raises(RunError, match=f"has files of another run, .* gone: {left}. Move them"):
+    (tmp_path / "checkpoint-best.eqx").write_text("")  # not named like a checkpoint of ours
+    with pytest.raises(RunError, match=f"has files of another run, .* missing: {left}. Move them"):
         Run.create(tmp_path, SMALL, {}, {})
     (tmp_path / left).unlink()
     Run.create(tmp_path, SMALL, {}, {})

@@ -17,7 +17,7 @@ from steingrad_lab.training.step import DECAY, Batches, grad_variance
 
 @pytest.mark.slow
 def test_adapt_every():
-    """Control variates move at every third step only, in a loop and in single steps alike."""
+    """Control variates change only at every third step, both in a loop and in single steps."""
     task = Task.load(dataclasses.replace(PLAIN, estimator="double_cv", adapt_every=3))
     images, seed = jnp.asarray(task.dataset.train), jnp.asarray(1, jnp.int32)
     number = lambda n: jnp.asarray(n, jnp.int32)
@@ -37,7 +37,7 @@ def test_adapt_every():
 
 
 def test_grad_variance_is_the_definition():
-    """Against averages kept by hand over the same gradients."""
+    """Compares with moving averages that the test computes from the same gradients."""
     task = Task.load(dataclasses.replace(PLAIN, seeds=(3,)))
     state, seed = task.initial_state(), jnp.asarray(3, jnp.int32)
     images = jnp.asarray(task.dataset.train)
