@@ -516,7 +516,7 @@ class TestRefusals:
             lambda: modified.estimate(modified.init(key), dist, x, x[:, 0], x, key=key)
         )
         assert g.shape == (4,)
-        with pytest.raises(ValueError, match="draw noise: pass key"):
+        with pytest.raises(ValueError, match="draws random numbers for its estimate: pass key"):
             modified.estimate(modified.init(key), dist, x, x[:, 0], x)
 
     def test_control_variates(self):

@@ -1,16 +1,32 @@
 """Distributions: what q is."""
 
-from .autoregressive import Autoregressive as Autoregressive
-from .base import Distribution as Distribution
-from .bernoulli import Bernoulli as Bernoulli
-from .categorical import Categorical as Categorical
-from .from_log_prob import FromLogProb as FromLogProb
-from .gibbs_sampler import Chains as Chains
-from .gibbs_sampler import GibbsSampler as GibbsSampler
-from .independent import Independent as Independent
-from .joint import Joint as Joint
-from .neighbours import Neighbours as Neighbours
-from .ordinal import Ordinal as Ordinal
-from .relaxable import Relaxable as Relaxable
-from .subset import Subset as Subset
-from .values import RealValued as RealValued
+from .autoregressive import Autoregressive
+from .base import Distribution
+from .bernoulli import Bernoulli
+from .categorical import Categorical
+from .from_log_prob import FromLogProb
+from .gibbs_sampler import Chains, GibbsSampler
+from .independent import Independent
+from .joint import Joint
+from .neighbours import Neighbours
+from .ordinal import Ordinal
+from .relaxable import Relaxable
+from .subset import Subset
+from .values import RealValued
+
+__all__ = [
+    "Autoregressive",
+    "Bernoulli",
+    "Categorical",
+    "Chains",
+    "Distribution",
+    "FromLogProb",
+    "GibbsSampler",
+    "Independent",
+    "Joint",
+    "Neighbours",
+    "Ordinal",
+    "RealValued",
+    "Relaxable",
+    "Subset",
+]

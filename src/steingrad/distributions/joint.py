@@ -298,8 +298,7 @@ class Joint(Distribution):
     def join(self, parts: Sequence[Float[Array, "..."]]) -> Float[Array, "... D"]:
         """The inverse of `each`, in the widest type among the parts."""
         each = zip(self.parts, parts, strict=True)
-        flat = [own.reshape(*own.shape[: own.ndim - part.event_ndim], -1) for part, own in each]
-        return _concatenate(flat)
+        return _concatenate([_flatten(own, part.event_ndim) for part, own in each])
 
     def in_order(self, parts: Any) -> list:
         """What belongs to the parts, out of a dictionary or a sequence."""
@@ -455,7 +454,13 @@ class JointNeighbours(Neighbours):
 
 def stack_slots(pieces: Sequence[Array]) -> Shaped[Array, "... N 1"]:
     """What belongs to the slots of several parts, each `[..., c, n]`, one after the other."""
-    return _concatenate([piece.reshape(*piece.shape[:-2], -1) for piece in pieces])[..., None]
+    return _concatenate([_flatten(piece, 2) for piece in pieces])[..., None]
+
+
+def _flatten(array: Array, ndim: int) -> Array:
+    """The last axes of an array as one. (A −1 in its place would not do for an empty batch.)"""
+    lead, own = array.shape[: array.ndim - ndim], array.shape[array.ndim - ndim :]
+    return array.reshape(*lead, math.prod(own))
 
 
 def _concatenate(pieces: Sequence[Array]) -> Array:

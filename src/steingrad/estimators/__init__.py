@@ -1,23 +1,46 @@
 """Estimators of the gradient of an expectation: one estimator, one file."""
 
-from .arms import ARMS as ARMS
-from .base import Estimator as Estimator
-from .base import Gradients as Gradients
-from .bronco import Bronco as Bronco
-from .carms import CARMS as CARMS
-from .disarm import DisARM as DisARM
-from .disarm_iw import DisARMIW as DisARMIW
-from .disarm_sb import DisARMSB as DisARMSB
-from .double_cv import DoubleCV as DoubleCV
-from .gumbel_softmax import GumbelSoftmax as GumbelSoftmax
-from .lariat import Lariat as Lariat
-from .local_expectation import LocalExpectation as LocalExpectation
-from .modified_relax import ModifiedRelax as ModifiedRelax
-from .rebar import Rebar as Rebar
-from .reinforce import Reinforce as Reinforce
-from .reinmax import ReinMax as ReinMax
-from .relax import Relax as Relax
-from .rloo import RLOO as RLOO
-from .rodeo import Rodeo as Rodeo
-from .straight_through import StraightThrough as StraightThrough
-from .unordered_set import UnorderedSet as UnorderedSet
+from .arms import ARMS
+from .base import Estimator, Gradients
+from .bronco import Bronco
+from .carms import CARMS
+from .disarm import DisARM
+from .disarm_iw import DisARMIW
+from .disarm_sb import DisARMSB
+from .double_cv import DoubleCV
+from .gumbel_softmax import GumbelSoftmax
+from .lariat import Lariat
+from .local_expectation import LocalExpectation
+from .modified_relax import ModifiedRelax
+from .rebar import Rebar
+from .reinforce import Reinforce
+from .reinmax import ReinMax
+from .relax import Relax
+from .rloo import RLOO
+from .rodeo import Rodeo
+from .straight_through import StraightThrough
+from .unordered_set import UnorderedSet
+
+__all__ = [
+    "ARMS",
+    "CARMS",
+    "RLOO",
+    "Bronco",
+    "DisARM",
+    "DisARMIW",
+    "DisARMSB",
+    "DoubleCV",
+    "Estimator",
+    "Gradients",
+    "GumbelSoftmax",
+    "Lariat",
+    "LocalExpectation",
+    "ModifiedRelax",
+    "Rebar",
+    "ReinMax",
+    "Reinforce",
+    "Relax",
+    "Rodeo",
+    "StraightThrough",
+    "UnorderedSet",
+]

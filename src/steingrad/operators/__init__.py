@@ -1,12 +1,20 @@
 """Discrete Stein operators: how to leave x."""
 
-from .base import CoordinateOperator as CoordinateOperator
-from .base import Operator as Operator
-from .base import Row as Row
-from .birth_death import BirthDeath as BirthDeath
-from .birth_death import Difference as Difference
-from .gibbs import Gibbs as Gibbs
-from .transition_matrix import TransitionMatrix as TransitionMatrix
-from .zanella import MPF as MPF
-from .zanella import Barker as Barker
-from .zanella import Zanella as Zanella
+from .base import CoordinateOperator, Operator, Row
+from .birth_death import BirthDeath, Difference
+from .gibbs import Gibbs
+from .transition_matrix import TransitionMatrix
+from .zanella import MPF, Barker, Zanella
+
+__all__ = [
+    "MPF",
+    "Barker",
+    "BirthDeath",
+    "CoordinateOperator",
+    "Difference",
+    "Gibbs",
+    "Operator",
+    "Row",
+    "TransitionMatrix",
+    "Zanella",
+]

@@ -1,8 +1,16 @@
 """Surrogates: a cheap stand-in for f at the neighbours of x."""
 
-from .base import Surrogate as Surrogate
-from .base import Values as Values
-from .exact import ExactSurrogate as ExactSurrogate
-from .linear import LinearSurrogate as LinearSurrogate
-from .mlp import MLPSurrogate as MLPSurrogate
-from .pooled import PooledSurrogate as PooledSurrogate
+from .base import Surrogate, Values
+from .exact import ExactSurrogate
+from .linear import LinearSurrogate
+from .mlp import MLPSurrogate
+from .pooled import PooledSurrogate
+
+__all__ = [
+    "ExactSurrogate",
+    "LinearSurrogate",
+    "MLPSurrogate",
+    "PooledSurrogate",
+    "Surrogate",
+    "Values",
+]
