@@ -161,5 +161,5 @@ class TestSamples:
 
     def test_kind_is_checked(self):
         dist = torch.distributions.OneHotCategorical(logits=torch.zeros(2, 3))
-        with pytest.raises(ValueError, match="DoubleCV works on Bernoulli, but was given Categ"):
-            sgt.DoubleCV()(lambda x: x.sum((-2, -1)), dist)
+        with pytest.raises(ValueError, match="ARMS needs independent bits, but was given Categ"):
+            sgt.ARMS()(lambda x: x.sum((-2, -1)), dist)
