@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import steingrad
 import steingrad_lab.cli
 from steingrad_lab import data
 from steingrad_lab.cli import main
@@ -85,7 +86,7 @@ class TestTrain:
             main(["train", "--help"])
         said = " ".join(capsys.readouterr().out.replace("│", " ").split())
         assert (
-            "Stein operator (paper: gibbs; ablation: barker, mpf, difference). (default: gibbs)"
+            "Stein operator (paper: Gibbs; ablation: Barker, MPF, Difference). (default: gibbs)"
             in said
         )
         assert "None" not in said

@@ -12,11 +12,9 @@ class Schedule:
     report_every: int = 500
     """Steps between two lines of metrics (0: one at the end)."""
     checkpoint_every: int = 2_000
-    """Steps between two checkpoints (0: one at the end). Slow runs have one every five minutes
-    too."""
+    """Steps between checkpoints (0: one at the end). Slow runs also write one every 5 minutes."""
     eval_every: int = 0
-    """Steps between two evaluations of the ELBO on the training and validation splits
-    (0: at the end only)."""
+    """Steps between two evaluations of the ELBO on the train and valid splits (0: at the end)."""
 
     def __post_init__(self):
         for name, every in vars(self).items():
