@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
-from tyro.constructors import MISSING, ConstructorRegistry, StructTypeInfo
+from tyro import constructors
 
 from steingrad import __version__
 
@@ -53,26 +53,32 @@ from .training.pictures import image_grid, save_grids
 from .training.runs import checkpoints
 from .training.stored import json_line
 
+OptionalPath = Annotated[Path | None, optional(metavar="PATH")]
+OptionalInt = Annotated[int | None, optional(metavar="INT")]
 DataDir = Annotated[
-    Path | None,
-    optional(
-        metavar="PATH",
-        help="Where the datasets are (default: $STEINGRAD_DATA_DIR, then the cache).",
-    ),
+    OptionalPath,
+    optional(help="Where the datasets are (default: $STEINGRAD_DATA_DIR, then the cache)."),
 ]
 MovedData = Annotated[
-    Path | None,
-    optional(
-        metavar="PATH", help="Your own images that the model was trained on, if they have moved."
-    ),
+    OptionalPath,
+    optional(help="Your own images that the model was trained on, if they have moved."),
 ]
 
 
-def _texts(kind: type) -> dict[str, str]:
-    """The documentation of each field of a dataclass, as tyro finds it."""
-    about = StructTypeInfo.make(kind, MISSING, in_union_context=False)
-    spec: Any = ConstructorRegistry.get_struct_spec(about)
-    return {field.name: " ".join((field.helptext() or "").split()) for field in spec.fields}
+def _read(
+    kind: type, default: Any = constructors.MISSING_NONPROP
+) -> constructors.StructConstructorSpec:
+    """A dataclass as tyro reads it, with the documentation of each field on one line."""
+    about = constructors.StructTypeInfo.make(kind, default, in_union_context=False)
+    read: Any = constructors.ConstructorRegistry.get_struct_spec(about)
+    one_line = lambda field: " ".join((field.helptext() or "").split()) or None
+    fields = (dataclasses.replace(field, helptext=one_line(field)) for field in read.fields)
+    return dataclasses.replace(read, fields=tuple(fields))
+
+
+def _texts(kind: type) -> dict[str, Any]:
+    """The documentation of each field of a dataclass."""
+    return {field.name: field.helptext for field in _read(kind, constructors.MISSING).fields}
 
 
 def _described(name: str) -> tuple[str, Any]:
@@ -124,40 +130,25 @@ class Train:
     """What is trained, and how."""
     schedule: Schedule
     preset: Literal["none", "paper"] = "none"
-    """`paper`: the settings that the paper has for this task. Flags that are given win."""
-    layers: Annotated[
-        int | None,
-        optional(
-            metavar="INT",
-            help="The number of stochastic layers of 200 bits (paper: 1 to 4). If there are "
-            "several, encoders and decoders are affine. For other sizes: --layer-sizes.",
-        ),
-    ] = None
-    out: Annotated[Path | None, optional(metavar="PATH")] = None
+    """`paper`: the published settings for this dataset, likelihood and number of layers. Flags that
+    are given win."""
+    layers: OptionalInt = None
+    """The number of stochastic layers of 200 bits (paper: 1 to 4). If there are several, encoders
+    and decoders are affine. For other sizes: --layer-sizes."""
+    out: OptionalPath = None
     """The run folder (default: a name made of the settings, under runs/)."""
     resume: bool = False
     """Go on with the run in this folder, from its newest good checkpoint."""
-    data: Annotated[
-        Path | None,
-        optional(
-            metavar="PATH",
-            help="Your own images, instead of --dataset: an .npz file with an array train of shape "
-            "[images, height, width] (and arrays valid and test), or a folder of pictures of one "
-            "size.",
-        ),
-    ] = None
+    data: OptionalPath = None
+    """Your own images, instead of --dataset: an .npz file with an array train of shape [images,
+    height, width] (and arrays valid and test), or a folder of pictures of one size."""
     data_dir: DataDir = None
     tensorboard: bool = False
     """Also write the metrics for TensorBoard, into the run folder."""
-    devices: Annotated[
-        Literal["all"] | int | None,
-        optional(
-            metavar="{all}|INT",
-            help="Share each batch among this number of devices of this machine. `all`: among all "
-            "devices of this machine and of the other processes that $JAX_COORDINATOR_ADDRESS, "
-            "Slurm or Open MPI tell of (default: one device).",
-        ),
-    ] = None
+    devices: Annotated[Literal["all"] | int | None, optional(metavar="{all}|INT")] = None
+    """Share each batch among this number of devices of this machine. `all`: among all devices of
+    this machine and of the other processes that $JAX_COORDINATOR_ADDRESS, Slurm or Open MPI tell of
+    (default: one device)."""
 
     @property
     def config(self) -> Config:
@@ -252,7 +243,8 @@ class Sample:
     columns: int = 10
     """The number of images in a row."""
     rows: int = 4
-    """Rows of samples from the prior. Originals and reconstructions are below them."""
+    """Rows of samples from the prior. The rows below them alternate originals and
+    reconstructions."""
     seed: int = 0
     """The seed of everything that is drawn."""
     data: MovedData = None
@@ -297,17 +289,13 @@ class Report:
     """Write tables and figures of runs, beside the paper's numbers: a web page, and Markdown."""
 
     directory: tyro.conf.Positional[Path]
-    """The folder that contains the run folders, at any depth, or `results.jsonl` of a report."""
+    """The folder that contains the run folders, at any depth. The `results.jsonl` of an earlier
+    report counts, too."""
     out: Path = Path("report")
     """The folder to write: index.html, report.md, figures/, results.jsonl."""
-    readme: Annotated[
-        Path | None,
-        optional(
-            metavar="PATH",
-            help="Also put the main tables into this Markdown file, between the lines "
-            "`<!-- results:begin -->` and `<!-- results:end -->`.",
-        ),
-    ] = None
+    readme: OptionalPath = None
+    """Also put the main tables into this Markdown file, between the lines
+    `<!-- results:begin -->` and `<!-- results:end -->`."""
 
     def run(self) -> None:
         write_report(self.directory, self.out, self.readme)
@@ -320,8 +308,9 @@ class Reproduce:
 
     selection: Selection
     schedule: Schedule
-    workers: Annotated[int | None, optional(metavar="INT")] = None
-    """Runs at a time, each with its share of the cores (default: 1; with Ray 1 for each node)."""
+    workers: OptionalInt = None
+    """The number of runs at a time, each with its share of the cores (default: 1; with Ray one for
+    each node)."""
     out: Path = Path("runs/reproduce")
     """The folder of the run folders. With Ray it must be shared between the nodes."""
     engine: Literal["processes", "ray"] = "processes"
@@ -329,7 +318,8 @@ class Reproduce:
     address: Annotated[str | None, optional(metavar="STR")] = None
     """The address of the Ray cluster (default: the cluster Ray knows of, or a local one)."""
     seed_runs: Literal["auto", "together", "apart"] = "auto"
-    """Train all seeds in one run, or apart. `auto`: as the runs in --out, else apart on a CPU."""
+    """Train all seeds of a configuration in one run, or apart, each in a run of its own. `auto`: as
+    the runs that are already in --out; if there are none, apart on a CPU."""
     dry_run: bool = False
     """List the runs with their estimated time, and stop."""
     data_dir: DataDir = None
@@ -430,18 +420,18 @@ def main(arguments: list[str] | None = None) -> None:
         if arguments == ["--version"]:
             print(f"steingrad {__version__}")
             return
-        named = tyro.conf.subcommand
-        commands: Any = Union[  # noqa: UP007 (tyro reads it)
-            Annotated[Train, named("train")],
-            Annotated[Evaluate, named("evaluate")],
-            Annotated[Sample, named("sample")],
-            Annotated[Report, named("report")],
-            Annotated[Reproduce, named("reproduce")],
-            Annotated[Data, named("data")],
-        ]
-        flat = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
+        commands: Any = (Train, Evaluate, Sample, Report, Reproduce, Data)
+        read = {kind: _read(kind) for kind in (*commands, Schedule, Selection)}
+        registry = constructors.ConstructorRegistry()
+        registry.struct_rule(lambda about: read.get(about.type))
+        either_of: Any = Union[commands]  # noqa: UP007 (tyro reads it)
         command = tyro.cli(
-            commands, args=arguments, prog="steingrad", description=__doc__, config=flat
+            either_of,
+            args=arguments,
+            prog="steingrad",
+            description=__doc__,
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+            registry=registry,
         )
         command.run()
     except (ConfigError, RunError, Diverged, data.DataError, OSError) as error:

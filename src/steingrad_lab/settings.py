@@ -50,7 +50,7 @@ DEFAULTS = {"flips": "samples - 1"}
 """Defaults that are not those of the library, as the help of the command line writes them."""
 DECIDED = {
     "num_samples",  # follows from `samples`, which counts evaluations
-    "neighbourhood",  # of a bit there is only one
+    "neighbourhood",  # makes no difference for bits
     "Relax.context_size",
     "Lariat.memory",
     "Lariat.hidden",
@@ -201,21 +201,22 @@ class Place(NamedTuple):
 
 
 def _places(kind: type[eqx.Module], owner: str, choice: str) -> Iterator[tuple[str, Place]]:
+    """The settings of a class of the library and of the parts that can be chosen for it."""
     for name, field in fields_of(kind).items():
-        if len(field.choices) != 1:
+        only = len(field.choices) == 1  # then nothing is chosen
+        if not only:
             yield name, Place(owner, choice, field)
-        for chosen, part in field.choices.items():
-            yield from _places(
-                part, *((name, chosen) if len(field.choices) > 1 else (owner, choice))
-            )
+        for each, part in field.choices.items():
+            yield from _places(part, owner, choice) if only else _places(part, name, each)
 
 
 def _settings() -> dict[str, list[Place]]:
+    """The settings in the order of `config.json` and of the names of runs."""
     found: dict[str, list[Place]] = {}
     for estimator, about in DESCRIPTIONS.items():
         own: dict[str, list[Place]] = {}
         for name, place in _places(about.kind, "estimator", estimator):
-            own[name] = [*own.pop(name, []), place]  # what operators share comes after their own
+            own[name] = [*own.pop(name, []), place]  # settings that operators share come last
         for name, places in own.items():
             found.setdefault(name, []).extend(places)
     return found
@@ -223,6 +224,11 @@ def _settings() -> dict[str, list[Place]]:
 
 SETTINGS = _settings()
 """Every setting of an estimator, an operator or a surrogate, and where it is found."""
+
+
+def type_of(places: Sequence[Place]) -> Any:
+    """The type of a setting that is found in these places."""
+    return Union[tuple(place.field.type for place in places)]  # noqa: UP007
 
 
 def owners(places: Sequence[Place]) -> dict[str, list[str]]:

@@ -75,6 +75,14 @@ main(["train", "--help"])
     assert "--gait {none,trot,gallop} Bronco: How fast it goes. (default: none)" in said
 
 
+def test_names_are_used_once():
+    """A field of an estimator that is called like a setting of the laboratory needs another name
+    in `settings.NAMES`."""
+    declared = [vars(kind).get("__annotations__", {}) for kind in Config.__mro__]
+    names = [name for annotations in declared for name in annotations]
+    assert len(names) == len(set(names))
+
+
 @pytest.mark.parametrize("name", DESCRIPTIONS)
 def test_every_field_is_a_setting_or_decided(name):
     """A field that the laboratory decides about, or calls by another name, is there."""

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import jax
 
@@ -12,7 +12,7 @@ from steingrad.estimators import Estimator
 from ..data import NAMES, Dataset, is_own
 from ..estimators import DESCRIPTIONS
 from ..models import VAE, BernoulliLikelihood, GaussianLikelihood, mlp_vae, resnet_vae
-from ..settings import SETTINGS, build_estimator, learns, owners, settings_of
+from ..settings import SETTINGS, build_estimator, learns, owners, settings_of, type_of
 
 NUMBERS = 2**31
 """Seeds and steps are below this number, because JAX takes 32-bit integers."""
@@ -95,11 +95,10 @@ class Config(_Settings):
             estimator = _estimator(settings)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        idle = _idle(settings, estimator)
-        for name, default in DEFAULTS.items():
-            if name in idle and settings[name] != default:
+        for name, owner in _idle(settings, estimator).items():
+            if settings[name] != DEFAULTS[name]:
                 raise ConfigError(
-                    f"{name} goes with {idle[name]}, and would do nothing here: leave it out."
+                    f"{name} goes with {owner}, and would do nothing here: leave it out."
                 )
         for name, default in _defaults(settings).items():
             if settings[name] == default:
@@ -122,14 +121,10 @@ class Config(_Settings):
 
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)}
 """Every setting, and what it is if it is not given."""
-TYPES = {
-    **get_type_hints(Config),
-    "dataset": Literal[NAMES],
-    "estimator": Literal[tuple(DESCRIPTIONS)],
-    **{name: Union[tuple(each.field.type for each in at)] for name, at in SETTINGS.items()},  # noqa: UP007
-}
-TYPES = {name: TYPES[name] for name in DEFAULTS}
-"""The type of every setting. A setting of an estimator may also be None."""
+TYPES: dict[str, Any] = {name: get_type_hints(Config)[name] for name in DEFAULTS}
+"""The type of every setting, if it is given."""
+TYPES |= {name: type_of(places) for name, places in SETTINGS.items()}
+TYPES |= {"dataset": Literal[NAMES], "estimator": Literal[tuple(DESCRIPTIONS)]}
 
 
 def _estimator(settings: Mapping[str, Any], context: int = 1) -> Estimator:
@@ -169,7 +164,8 @@ def goes_with(name: str) -> str:
 
 
 def either(choices: list[str]) -> str:
-    """
+    """The choices as a part of a sentence.
+
     >>> either(["mpf"]), either(["mpf", "barker", "difference"])
     ('mpf', 'mpf, barker or difference')
     """
@@ -184,8 +180,7 @@ def used(settings: Mapping[str, Any]) -> dict[str, Any]:
     ('gibbs', False)
     """
     estimator = _estimator(settings)
-    values = {**settings, **settings_of(estimator)}
-    idle = _idle(settings, estimator)
+    values, idle = {**settings, **settings_of(estimator)}, _idle(settings, estimator)
     return {name: values[name] for name in DEFAULTS if name not in idle}
 
 
@@ -209,9 +204,8 @@ def _called(kind: Any) -> str:
     """
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
-    if get_origin(kind) is tuple:
-        return "a list of whole numbers"
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+    names: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number"}
+    names[tuple[int, ...]] = "a list of whole numbers"
     return names.get(kind) or " or ".join(map(_called, get_args(kind)))
 
 
@@ -263,10 +257,7 @@ def from_json(fields: Mapping[str, Any]) -> Config:
         raise ConfigError(
             f"The stored configuration has settings this version does not know: {sorted(unknown)}."
         )
-    settings: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()
-    }
-    return Config(**settings)
+    return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 
 
 def differences(stored: Config, given: Config) -> dict[str, tuple[Any, Any]]:

@@ -12,9 +12,11 @@ class Schedule:
     report_every: int = 500
     """Steps between two lines of metrics (0: one at the end)."""
     checkpoint_every: int = 2_000
-    """Steps between checkpoints (0: one at the end). Slow runs also write one every 5 minutes."""
+    """Steps between two checkpoints (0: one at the end). Slow runs also write one every five
+    minutes."""
     eval_every: int = 0
-    """Steps between two evaluations of the ELBO on the train and valid splits (0: at the end)."""
+    """Steps between two evaluations of the ELBO on the training and validation splits
+    (0: at the end only)."""
 
     def __post_init__(self):
         for name, every in vars(self).items():
