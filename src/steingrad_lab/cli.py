@@ -153,6 +153,8 @@ class Train:
     @property
     def config(self) -> Config:
         given = dict(self.settings)
+        each = settings.evaluations_of_sample(given.get("estimator", Config.estimator), given)
+        given.setdefault("samples", max(each, Config.samples))
         if self.data is not None:
             if "dataset" in given:
                 raise ConfigError("Give --dataset or --data, not both.")
@@ -218,18 +220,8 @@ class Evaluate:
             watch = partial(track, description=f"seed {seed}", console=Console(stderr=True))
             model = task.model(state, number)
             bounds = evaluate(model, images, self.samples, key, watch, self.batch_size)
-            print(
-                json_line(
-                    {
-                        "step": step,
-                        "seed": seed,
-                        "split": self.split,
-                        "samples": self.samples,
-                        "elbo": bounds.elbo,
-                        "bound": bounds.bound,
-                    }
-                )
-            )
+            line = {"step": step, "seed": seed, "split": self.split, "samples": self.samples}
+            print(json_line({**line, "elbo": bounds.elbo, "bound": bounds.bound}))
 
 
 @dataclasses.dataclass(frozen=True)

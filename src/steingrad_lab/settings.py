@@ -128,6 +128,18 @@ def spelled(field: Field, value: Any) -> Any:
     return bool(value) if field.type is bool else value
 
 
+def evaluations_of_sample(name: str, given: Mapping[str, Any], evaluations: int = 2) -> int:
+    """How many times an estimator evaluates f for each sample. If the flips of Bronco are not
+    given, it has one sample and makes all other evaluations at flips.
+
+    >>> evaluations_of_sample("relax", {}), evaluations_of_sample("bronco", {"flips": 3})
+    (3, 4)
+    """
+    if name == "bronco":
+        return max(1, 1 + given.get("flips", max(1, evaluations - 1)))
+    return DESCRIPTIONS[name].evaluations
+
+
 def build_estimator(
     name: str, evaluations: int, given: Mapping[str, Any], context: int = 1
 ) -> Estimator:
@@ -137,11 +149,9 @@ def build_estimator(
     >>> build_estimator("bronco", 4, {"flips": 1}).num_samples
     2
     """
-    about, decided = DESCRIPTIONS[name], {}
-    each, told = about.evaluations, ""
-    if name == "bronco":  # by default one sample, with as many flips as the evaluations allow
-        given = {"flips": max(1, evaluations - 1), **given}
-        each, told = max(1, 1 + given["flips"]), " (1 + flips)"
+    decided, each = {}, evaluations_of_sample(name, given, evaluations)
+    if name == "bronco":
+        given = {"flips": each - 1, **given}
     if name == "relax":
         decided = {"context_size": context}
     if name == "lariat":
@@ -152,10 +162,10 @@ def build_estimator(
         }
     if evaluations % each:
         raise ValueError(
-            f"{name} evaluates the objective {each} times for each sample{told}, so samples (the "
-            f"number of evaluations) must be a multiple of {each}, not {evaluations}."
+            f"{name} evaluates the objective {each} times for each sample, so samples (the number "
+            f"of evaluations) must be a multiple of {each}, not {evaluations}."
         )
-    return _build(about.kind, given, num_samples=evaluations // each, **decided)
+    return _build(DESCRIPTIONS[name].kind, given, num_samples=evaluations // each, **decided)
 
 
 def _build(kind: type, given: Mapping[str, Any], **arguments: Any) -> Any:

@@ -34,7 +34,8 @@ class _Problem:
     """The estimator of the encoder's gradient."""
     samples: int = 2
     """K, the number of evaluations of the objective for each image (paper: 2 and 3). Most
-    estimators make one evaluation for each sample, REBAR and RELAX 3, and Bronco 1 + flips."""
+    estimators make one evaluation for each sample; REBAR and RELAX make 3, Bronco 1 + flips, and
+    there the default is one sample."""
 
 
 # The settings of the estimators, None where they have the default.
