@@ -1,4 +1,4 @@
-"""Adjust what the reference shows of the source: examples as code, and arguments listed elsewhere."""
+"""Adjust what the reference shows: examples as code, and arguments that are listed elsewhere."""
 
 import re
 

@@ -26,6 +26,7 @@ LABORATORY = [
     ("__init__", "data"),
     ("models",),
     ("estimators",),
+    ("settings",),
     ("training",),
     ("paper",),
     ("sweeps", "report"),

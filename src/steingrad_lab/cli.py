@@ -3,17 +3,14 @@
 `steingrad --version` says which version this is.
 """
 
-import ast
 import codecs
 import dataclasses
-import inspect
 import io
-import itertools
 import sys
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_type_hints
+from typing import Annotated, Any, Literal, TypedDict, Union, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -23,16 +20,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
+from tyro import constructors
 
 from steingrad import __version__
 
-from . import data
+from . import data, settings
+from .estimators import DESCRIPTIONS
 from .models import reconstruct, sample_images
 from .paper.settings import configure, run_name
 from .report import write_report
 from .sweeps.costs import Costs
 from .sweeps.engines import Engine, Processes, RayCluster
-from .sweeps.plan import Selection, plan, seconds_left, summary_line, table
+from .sweeps.plan import Selection, optional, plan, seconds_left, summary_line, table
 from .sweeps.sweep import sweep
 from .training import (
     Config,
@@ -46,7 +45,7 @@ from .training import (
     load_trained,
     train,
 )
-from .training.config import FIELDS, NUMBERS, default_of
+from .training.config import DEFAULTS, NUMBERS, TYPES, either
 from .training.devices import Devices, join
 from .training.display import duration
 from .training.evaluation import IMAGES_AT_A_TIME, evaluation_key
@@ -54,80 +53,73 @@ from .training.pictures import image_grid, save_grids
 from .training.runs import checkpoints
 from .training.stored import json_line
 
-_path = partial(tyro.conf.arg, metavar="PATH", help_behavior_hint="")
+OptionalPath = Annotated[Path | None, optional(metavar="PATH")]
+OptionalInt = Annotated[int | None, optional(metavar="INT")]
 DataDir = Annotated[
-    Path | None,
-    _path(help="Where the datasets are (default: $STEINGRAD_DATA_DIR, then the cache)."),
+    OptionalPath,
+    optional(help="Where the datasets are (default: $STEINGRAD_DATA_DIR, then the cache)."),
 ]
 MovedData = Annotated[
-    Path | None,
-    _path(help="Where the images of your own are that it was trained on, if they have moved."),
+    OptionalPath,
+    optional(help="Your own images that the model was trained on, if they have moved."),
 ]
 
 
-def _readable(command: type) -> Any:
-    """`command`, built by a function that shows tyro the same options: the docstring of each on one
-    line, and nothing about None, neither as a value nor as the default."""
-    (tree,) = ast.parse(inspect.getsource(command)).body
-    assert isinstance(tree, ast.ClassDef)
-    texts = {}
-    for field, after in itertools.pairwise(tree.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
-            assert isinstance(field.target, ast.Name)
-            texts[field.target.id] = " ".join(ast.literal_eval(after.value).split())
-    kinds, parameters = get_type_hints(command, include_extras=True), []
-    for field in dataclasses.fields(command):
-        kind, default = kinds[field.name], field.default
-        about: dict[str, Any] = {}
-        if default is None:
-            about = {"metavar": _metavar(None, kind), "help_behavior_hint": ""}
-        if field.name in texts:
-            kind = Annotated[kind, tyro.conf.arg(help=texts[field.name], **about)]
-        default = inspect.Parameter.empty if default is dataclasses.MISSING else default
-        parameter = partial(inspect.Parameter, field.name, inspect.Parameter.KEYWORD_ONLY)
-        parameters.append(parameter(default=default, annotation=kind))
-    # No `def`: a checker of types that wraps functions would hide what is set here.
-    build: Any = lambda **options: command(**options)
-    build.__name__, build.__doc__ = command.__name__, command.__doc__
-    build.__annotations__ = {each.name: each.annotation for each in parameters}
-    build.__signature__ = inspect.Signature(parameters)
-    return Annotated[command, tyro.conf.arg(constructor=build)]
+def _read(
+    kind: type, default: Any = constructors.MISSING_NONPROP
+) -> constructors.StructConstructorSpec:
+    """A dataclass as tyro reads it, with the documentation of each field on one line."""
+    about = constructors.StructTypeInfo.make(kind, default, in_union_context=False)
+    read: Any = constructors.ConstructorRegistry.get_struct_spec(about)
+    one_line = lambda field: " ".join((field.helptext() or "").split()) or None
+    fields = (dataclasses.replace(field, helptext=one_line(field)) for field in read.fields)
+    return dataclasses.replace(read, fields=tuple(fields))
+
+
+def _texts(kind: type) -> dict[str, Any]:
+    """The documentation of each field of a dataclass."""
+    return {field.name: field.helptext for field in _read(kind, constructors.MISSING).fields}
+
+
+def _described(name: str) -> tuple[str, Any]:
+    """The help of a setting of an estimator, and its default."""
+    found: dict[tuple[str, Any], list[settings.Place]] = {}
+    for place in settings.SETTINGS[name]:
+        field = place.field
+        text = settings.SWITCHES.get(name) or _texts(field.kind)[field.name]
+        found.setdefault((text, settings.spelled(field, field.default)), []).append(place)
+    said = []
+    for (text, default), places in found.items():
+        names = settings.owners(places)
+        labels = [DESCRIPTIONS[name].label for name in names.pop("estimator", [])]
+        parts = [f"{part.capitalize()} {either(choices)}" for part, choices in names.items()]
+        said.append((f"{', '.join([*parts, *labels])}: {text}", default))
+    *earlier, (text, default) = said
+    begin = [f"{text} (default: {default})" for text, default in earlier]
+    return " ".join([*begin, text]), settings.DEFAULTS.get(name, default)
 
 
 def _settings() -> Any:
-    """The settings of `Config`, each None unless it is given: then --preset and --layers know what
-    was left to them. (Switches have their defaults, which no preset changes.)"""
-    extras = {"global_": {"name": "global"}, "seeds": {"aliases": ("--seed",)}}
-    types, fields = get_type_hints(Config), []
-    for name, field in FIELDS.items():
-        about, default = field.metadata, default_of(name)
-        kind: Any = Literal[about["choices"]] if about["choices"] else types[name]
-        switch = isinstance(default, bool)
+    """A type of dictionary with a flag for each setting of `Config`. The dictionary has only the
+    settings that are given, so --preset and --layers know which settings they decide about."""
+    flags, texts = {}, _texts(Config)
+    for name, kind in TYPES.items():
+        own = name in settings.SETTINGS
+        help, default = _described(name) if own else (texts[name], DEFAULTS[name])
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
-        hint = {}
-        if not switch:
-            hint["metavar"] = _metavar(about["choices"], kind)
-            hint["help_behavior_hint"] = "" if default is None else f"(default: {shown})"
-        argument = tyro.conf.arg(help=about["help"], **hint, **extras.get(name, {}))
-        kind = bool if switch else kind | None
-        fields.append((name, Annotated[kind, argument], default if switch else None))
-    return dataclasses.make_dataclass("Settings", fields, frozen=True)
-
-
-def _metavar(choices: tuple[str, ...] | None, kind: Any) -> str:
-    """What stands for the value in the help (not tyro's, which would offer None)."""
-    if choices:
-        return "{" + ",".join(choices) + "}"
-    kind = str(kind)
-    names = {"Path": "PATH", "int": "INT", "float": "FLOAT", "str": "STR"}
-    name = next(shown for known, shown in names.items() if known in kind)
-    name = "{all}|" + name if "'all'" in kind else name
-    return f"[{name} ...]" if "tuple" in kind else name
+        hint = "" if shown is None else f"(default: {shown})"
+        about: dict[str, Any] = {"help": help, "help_behavior_hint": hint}
+        if name.endswith("_"):  # where the library avoids a word of Python
+            about["name"] = name.strip("_")
+        if get_origin(kind) is tuple:
+            about["metavar"] = "[INT ...]"
+        if name == "seeds":
+            about["aliases"] = ("--seed",)
+        flags[name] = Annotated[kind, tyro.conf.arg(**about)]
+    return TypedDict("Settings", flags, total=False)  # pyright: ignore[reportArgumentType]
 
 
 Settings = _settings()
-ScheduleOptions = _readable(Schedule)
-SelectionOptions = _readable(Selection)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,31 +128,33 @@ class Train:
 
     settings: Settings  # pyright: ignore[reportInvalidTypeForm]
     """What is trained, and how."""
-    schedule: ScheduleOptions  # pyright: ignore[reportInvalidTypeForm]
+    schedule: Schedule
     preset: Literal["none", "paper"] = "none"
-    """`paper`: the published settings for this dataset, likelihood and number of layers; flags
-    given beside it win."""
-    layers: int | None = None
-    """Stochastic layers of 200 bits, with affine encoders and decoders if more than one (paper:
-    1 to 4). For other sizes: --layer-sizes."""
-    out: Path | None = None
+    """`paper`: the published settings for this dataset, likelihood and number of layers. Flags that
+    are given win."""
+    layers: OptionalInt = None
+    """The number of stochastic layers of 200 bits (paper: 1 to 4). If there are several, encoders
+    and decoders are affine. For other sizes: --layer-sizes."""
+    out: OptionalPath = None
     """The run folder (default: a name made of the settings, under runs/)."""
     resume: bool = False
-    """Go on with the run in that folder, from its newest good checkpoint."""
-    data: Path | None = None
-    """Images of your own, in place of --dataset: an .npz file with an array train of shape [images,
-    height, width] (and valid and test), or a folder of pictures of one size."""
+    """Go on with the run in this folder, from its newest good checkpoint."""
+    data: OptionalPath = None
+    """Your own images, instead of --dataset: an .npz file with an array train of shape [images,
+    height, width] (and arrays valid and test), or a folder of pictures of one size."""
     data_dir: DataDir = None
     tensorboard: bool = False
     """Also write the metrics for TensorBoard, into the run folder."""
-    devices: Literal["all"] | int | None = None
-    """Share each batch among so many devices of this machine, or among all of them and of the other
-    processes that $JAX_COORDINATOR_ADDRESS, Slurm or Open MPI tell of (default: one device)."""
+    devices: Annotated[Literal["all"] | int | None, optional(metavar="{all}|INT")] = None
+    """Share each batch among this number of devices of this machine. `all`: among all devices of
+    this machine and of the other processes that $JAX_COORDINATOR_ADDRESS, Slurm or Open MPI tell of
+    (default: one device)."""
 
     @property
     def config(self) -> Config:
-        unset = Settings()
-        given = {k: v for k, v in vars(self.settings).items() if v != getattr(unset, k)}
+        given = dict(self.settings)
+        each = settings.evaluations_of_sample(given.get("estimator", Config.estimator), given)
+        given.setdefault("samples", max(each, Config.samples))
         if self.data is not None:
             if "dataset" in given:
                 raise ConfigError("Give --dataset or --data, not both.")
@@ -202,15 +196,16 @@ class Train:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    """Bounds of a stored model on its test split (or another one)."""
+    """Compute the bounds of a stored model on its test split, or on another split."""
 
     run_folder: tyro.conf.Positional[Path]
     """A folder that `steingrad train` wrote."""
     samples: int = 100
     """Samples of the importance-weighted bound (paper: 100)."""
     split: Literal["train", "valid", "test"] = "test"
+    """The images to use."""
     batch_size: int = IMAGES_AT_A_TIME
-    """Images at a time."""
+    """The number of images that are evaluated at a time."""
     data: MovedData = None
     data_dir: DataDir = None
 
@@ -225,18 +220,8 @@ class Evaluate:
             watch = partial(track, description=f"seed {seed}", console=Console(stderr=True))
             model = task.model(state, number)
             bounds = evaluate(model, images, self.samples, key, watch, self.batch_size)
-            print(
-                json_line(
-                    {
-                        "step": step,
-                        "seed": seed,
-                        "split": self.split,
-                        "samples": self.samples,
-                        "elbo": bounds.elbo,
-                        "bound": bounds.bound,
-                    }
-                )
-            )
+            line = {"step": step, "seed": seed, "split": self.split, "samples": self.samples}
+            print(json_line({**line, "elbo": bounds.elbo, "bound": bounds.bound}))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,12 +233,12 @@ class Sample:
     out: Path = Path("grid.png")
     """The picture to write."""
     columns: int = 10
-    """Images in a row."""
+    """The number of images in a row."""
     rows: int = 4
-    """Rows of samples from the prior; the rows below them alternate originals and
+    """Rows of samples from the prior. The rows below them alternate originals and
     reconstructions."""
     seed: int = 0
-    """For what is drawn."""
+    """The seed of everything that is drawn."""
     data: MovedData = None
     data_dir: DataDir = None
 
@@ -293,13 +278,14 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Tables and figures of runs beside the paper's numbers: a web page, and Markdown."""
+    """Write tables and figures of runs, beside the paper's numbers: a web page, and Markdown."""
 
     directory: tyro.conf.Positional[Path]
-    """Where the run folders are, however deep; `results.jsonl` of an earlier report counts, too."""
+    """The folder that contains the run folders, at any depth. The `results.jsonl` of an earlier
+    report counts, too."""
     out: Path = Path("report")
     """The folder to write: index.html, report.md, figures/, results.jsonl."""
-    readme: Path | None = None
+    readme: OptionalPath = None
     """Also put the main tables into this Markdown file, between the lines
     `<!-- results:begin -->` and `<!-- results:end -->`."""
 
@@ -312,19 +298,20 @@ class Report:
 class Reproduce:
     """Carry out the paper's experiments, or what is left of them."""
 
-    selection: SelectionOptions  # pyright: ignore[reportInvalidTypeForm]
-    schedule: ScheduleOptions  # pyright: ignore[reportInvalidTypeForm]
-    workers: int | None = None
-    """Runs at a time, each with its share of the cores (default: 1; with Ray one for each node)."""
+    selection: Selection
+    schedule: Schedule
+    workers: OptionalInt = None
+    """The number of runs at a time, each with its share of the cores (default: 1; with Ray one for
+    each node)."""
     out: Path = Path("runs/reproduce")
     """The folder of the run folders. With Ray it must be shared between the nodes."""
     engine: Literal["processes", "ray"] = "processes"
-    """Processes of this machine, or a Ray cluster."""
-    address: str | None = None
-    """Of the Ray cluster (default: the one Ray knows of, else a local one)."""
+    """Where the runs are: processes of this machine, or a Ray cluster."""
+    address: Annotated[str | None, optional(metavar="STR")] = None
+    """The address of the Ray cluster (default: the cluster Ray knows of, or a local one)."""
     seed_runs: Literal["auto", "together", "apart"] = "auto"
-    """One run for all seeds of a configuration, or one for each (`auto`: as in --out already, else
-    apart on a CPU)."""
+    """Train all seeds of a configuration in one run, or apart, each in a run of its own. `auto`: as
+    the runs that are already in --out; if there are none, apart on a CPU."""
     dry_run: bool = False
     """List the runs with their estimated time, and stop."""
     data_dir: DataDir = None
@@ -425,18 +412,18 @@ def main(arguments: list[str] | None = None) -> None:
         if arguments == ["--version"]:
             print(f"steingrad {__version__}")
             return
-        named = tyro.conf.subcommand
-        commands: Any = Union[  # noqa: UP007 (tyro reads it)
-            Annotated[_readable(Train), named("train")],
-            Annotated[_readable(Evaluate), named("evaluate")],
-            Annotated[_readable(Sample), named("sample")],
-            Annotated[_readable(Report), named("report")],
-            Annotated[_readable(Reproduce), named("reproduce")],
-            Annotated[_readable(Data), named("data")],
-        ]
-        flat = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
+        commands: Any = (Train, Evaluate, Sample, Report, Reproduce, Data)
+        read = {kind: _read(kind) for kind in (*commands, Schedule, Selection)}
+        registry = constructors.ConstructorRegistry()
+        registry.struct_rule(lambda about: read.get(about.type))
+        either_of: Any = Union[commands]  # noqa: UP007 (tyro reads it)
         command = tyro.cli(
-            commands, args=arguments, prog="steingrad", description=__doc__, config=flat
+            either_of,
+            args=arguments,
+            prog="steingrad",
+            description=__doc__,
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+            registry=registry,
         )
         command.run()
     except (ConfigError, RunError, Diverged, data.DataError, OSError) as error:

@@ -60,6 +60,14 @@ class TestTrain:
         assert asked("--no-global")[0] == Config(global_=False)
         assert asked("--hidden")[0] == Config(hidden=())
 
+    def test_samples_where_a_sample_has_several_evaluations(self, asked):
+        """One sample, unless the evaluations are given."""
+        assert asked("--estimator", "bronco", "--flips", 2)[0] == Config(
+            estimator="bronco", flips=2, samples=3
+        )
+        assert asked("--estimator", "relax")[0] == Config(estimator="relax", samples=3)
+        assert asked("--estimator", "bronco", "--flips", 1, "--samples", 4)[0].samples == 4
+
     def test_preset(self, asked):
         """A given setting overrides the preset, even if its value is the default."""
         config, _ = asked("--preset=paper", "--dataset=fashion_mnist", "--steps=10000")
@@ -86,7 +94,7 @@ class TestTrain:
             main(["train", "--help"])
         said = " ".join(capsys.readouterr().out.replace("│", " ").split())
         assert (
-            "Stein operator (paper: gibbs; ablation: barker, mpf, difference). (default: gibbs)"
+            "Stein operator (paper: Gibbs; ablation: Barker, MPF, Difference). (default: gibbs)"
             in said
         )
         assert "None" not in said

@@ -7,6 +7,7 @@ import pytest
 from steingrad import Bernoulli
 from steingrad_lab.estimators import DESCRIPTIONS
 from steingrad_lab.report.styles import STYLES
+from steingrad_lab.settings import learns
 from steingrad_lab.training import Config
 
 CONFIGS = [
@@ -21,7 +22,7 @@ def test_description_is_true(config):
     description = DESCRIPTIONS[config.estimator]
     for size, estimator in zip(config.layer_sizes, config.build_estimators(5), strict=True):
         cv = estimator.init(jax.random.key(0), Bernoulli(jnp.zeros(size)))
-        assert description.learns(estimator) == (cv is not None)
+        assert learns(estimator) == (cv is not None)
         assert description.biased == estimator.biased
         watched = [getattr(cv, name) for name in description.watch if cv is not None]
         assert all(value.shape == () for value in watched)

@@ -45,8 +45,8 @@ class Reinforce(Estimator):
     baseline: int | float | Literal["moving_average", "learned"] | None = eqx.field(
         static=True, default=None
     )
-    """The baseline b: a constant, a moving average of f, or a number that is learned to minimise
-    the variance (default: no baseline)."""
+    """The baseline b: none, a constant, a moving average of f, or a number that is learned to
+    minimise the variance."""
 
     def __check_init__(self):
         check_num_samples("Reinforce", self.num_samples, 1, "the points at which f is evaluated")

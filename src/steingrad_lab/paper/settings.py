@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..data import label
-from ..training.config import Config, ConfigError, belongs, differences
+from ..training.config import Config, ConfigError, differences, used
 
 STEPS = 1_000_000
 SEEDS = (1, 2, 3, 4, 5)
@@ -107,9 +107,8 @@ def unusual_settings(config: Config) -> dict[str, Any]:
         network=config.network,
         layers=len(config.layer_sizes),
     )
+    told = ("steps", "seeds", "bound_samples")
+    there, changes = used(vars(config)), differences(usual, config)
+    changed = {name: given for name, (_, given) in changes.items() if name in there}
     network = {"network": config.network} if config.network != Config.network else {}
-    return network | {
-        name: given
-        for name, (_, given) in differences(usual, config).items()
-        if name not in ("steps", "seeds", "bound_samples") and belongs(name, vars(config))
-    }
+    return network | {name: given for name, given in changed.items() if name not in told}

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..data import label as short
 from ..estimators import DESCRIPTIONS
-from ..training.config import FIELDS, Config, belongs, value_of
+from ..training.config import DEFAULTS, Config, used
 from .collect import Group
 from .curves import mean_curve
 from .metrics import METRICS
@@ -59,8 +59,9 @@ def _parts(name: str, groups: Sequence[Group]) -> tuple[Table | Figure, ...]:
 def differing(configs: Sequence[Config]) -> list[str]:
     """Returns the settings that differ between configurations where they have an effect."""
     found = []
-    for name in FIELDS:
-        values = {value_of(name, vars(config)) for config in configs if belongs(name, vars(config))}
+    settings = [used(vars(config)) for config in configs]
+    for name in DEFAULTS:
+        values = {each[name] for each in settings if name in each}
         if len(values) > 1 and name not in TOLD:
             found.append(name)
     return found
@@ -74,12 +75,13 @@ def label(config: Config, configs: Sequence[Config]) -> str:
     ('RODEO, K = 3, operator mpf', 'RODEO')
     """
     parts = [DESCRIPTIONS[config.estimator].label]
+    settings, others = used(vars(config)), [used(vars(other)) for other in configs]
     for name in differing(configs):
-        if name == "estimator" or not belongs(name, vars(config)):
+        if name == "estimator" or name not in settings:
             continue
-        values = Counter(_shown(other, name) for other in configs if belongs(name, vars(other)))
+        values = Counter(_shown(other, name) for other in others if name in other)
         (usual, most), (_, next_most), *_ = values.most_common()
-        own = _shown(config, name)
+        own = _shown(settings, name)
         if own != usual or most == next_most:
             said = "K =" if name == "samples" else _words(name)
             parts.append(f"{said} {own}")
@@ -90,8 +92,8 @@ def _words(name: str) -> str:
     return name.strip("_").replace("_", " ")
 
 
-def _shown(config: Config, name: str) -> str:
-    value: Any = value_of(name, vars(config))
+def _shown(settings: Mapping[str, Any], name: str) -> str:
+    value = settings.get(name, "–")
     if name == "estimator":
         return DESCRIPTIONS[value].label
     if isinstance(value, bool):
@@ -137,17 +139,17 @@ def _settings(
     groups: Sequence[Group], labels: Mapping[Config, str], changed: Sequence[str]
 ) -> Table:
     """Returns a table of the settings that differ. A sentence below lists the common ones."""
-    configs = [group.config for group in groups]
-    cell = lambda config, name: (
-        Cell(_shown(config, name)) if belongs(name, vars(config)) else NOTHING
-    )
+    settings = {group.config: used(vars(group.config)) for group in groups}
+    cell = lambda own, name: Cell(_shown(own, name)) if name in own else NOTHING
     rows = tuple(
-        (labels[config], tuple(cell(config, name) for name in changed)) for config in configs
+        (labels[config], tuple(cell(own, name) for name in changed))
+        for config, own in settings.items()
     )
+    first, *others = settings.values()
     common = [
-        f"{_words(name)} {_shown(configs[0], name)}"
-        for name in FIELDS
-        if name not in (*TOLD, *changed) and all(belongs(name, vars(config)) for config in configs)
+        f"{_words(name)} {_shown(first, name)}"
+        for name in first
+        if name not in (*TOLD, *changed) and all(name in other for other in others)
     ]
     sentence = f"{'In common' if changed else 'All settings'}: {', '.join(common)}."
     columns = ("", *map(_words, changed))

@@ -1,9 +1,10 @@
 """Select runs of the paper's grid, and find out which of them are still to be done."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.table import Table
@@ -16,26 +17,31 @@ from ..training.resume import MAY_CHANGE
 from ..training.runs import Run, RunError, checkpoint_step
 from .costs import Costs
 
+# An option that may be left out: its help does not show None.
+optional = functools.partial(tyro.conf.arg, help_behavior_hint="")
+Names = Annotated[tuple[str, ...] | None, optional(metavar="[STR ...]")]
+Numbers = Annotated[tuple[int, ...] | None, optional(metavar="[INT ...]")]
+
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
     """Selects runs of the paper's grid."""
 
-    names: tyro.conf.Positional[tuple[str, ...]]
+    names: tyro.conf.Positional[Annotated[tuple[str, ...], optional(metavar="[STR ...]")]]
     """Experiments: train-elbo, test-bound, hierarchical, ... An unknown name lists them all."""
-    steps: int | None = None
+    steps: Annotated[int | None, optional(metavar="INT")] = None
     """Training steps of each run (paper: 1000000). A larger number continues the same runs."""
-    seeds: tuple[int, ...] | None = None
+    seeds: Numbers = None
     """Seeds of each configuration (paper: 1 2 3 4 5)."""
-    datasets: tuple[str, ...] | None = None
+    datasets: Names = None
     """Only these datasets."""
-    likelihoods: tuple[str, ...] | None = None
+    likelihoods: Names = None
     """Only these likelihoods."""
-    estimators: tuple[str, ...] | None = None
+    estimators: Names = None
     """Only these estimators."""
-    samples: tuple[int, ...] | None = None
+    samples: Numbers = None
     """Only these numbers of samples K."""
-    layers: tuple[int, ...] | None = None
+    layers: Numbers = None
     """Only these numbers of stochastic layers."""
 
     def configs(self) -> list[Config]:

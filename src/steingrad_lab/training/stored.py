@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..data.sources import SOURCES
-from .config import DEFAULTS, NUMBERS, belongs
+from .config import DEFAULTS, NUMBERS, used
 
 FORMAT = 2
 """The version of the format of `config.json`, checkpoints and `results.jsonl`."""
@@ -67,9 +67,10 @@ def _from_1(record: Mapping[str, Any]) -> dict[str, Any]:
     config = dict(record["config"])
     if config.pop("relax_surrogate"):
         config["estimator"] = "modified_relax"
-    used = {name: value for name, value in config.items() if belongs(name, {**DEFAULTS, **config})}
+    idle = DEFAULTS.keys() - used({**DEFAULTS, **config}).keys()
+    config = {name: value for name, value in config.items() if name not in idle}
     known = {name: _known(name, sha256) for name, sha256 in record["data_files"].items()}
-    return {**record, "config": used, "published": record.get("published", known)}
+    return {**record, "config": config, "published": record.get("published", known)}
 
 
 def _known(name: str, sha256: str) -> bool | None:

@@ -14,7 +14,7 @@ from steingrad_lab.paper.settings import (
     run_name,
 )
 from steingrad_lab.training import Config, ConfigError
-from steingrad_lab.training.config import FIELDS
+from steingrad_lab.training.config import DEFAULTS
 
 
 def test_paper_settings():
@@ -66,6 +66,15 @@ BASES = {
     "weighted": (Config(estimator="lariat"), True),
     "context": (Config(estimator="lariat"), True),
     "stein": (Config(estimator="lariat"), True),
+    "surrogate_slope": (Config(), 0.2),
+    "memory": (Config(estimator="bronco"), 50.0),
+    "use_gradient": (Config(estimator="bronco"), False),
+    "decay": (Config(estimator="lariat"), 0.9),
+    "ridge": (Config(estimator="lariat"), 0.1),
+    "relax_hidden": (Config(estimator="relax", samples=3), 7),
+    "temperature": (Config(estimator="reinmax"), 0.7),
+    "straight_through": (Config(estimator="gumbel_softmax"), True),
+    "jacobian_draws": (Config(estimator="gumbel_softmax", straight_through=True), 3),
     "average_decoder": (Config(layer_sizes=(200, 200)), True),
     "common_random_numbers": (Config(layer_sizes=(200, 200)), True),
 }
@@ -74,7 +83,7 @@ BASES = {
 def test_unlike_configurations_have_unlike_names():
     """Exceptions are the steps and the samples of the final bound, which continue one run."""
     pairs = {name: (Config(), value) for name, value in OTHERS.items()} | BASES
-    assert set(FIELDS) - set(pairs) == {"steps", "bound_samples"}
+    assert set(DEFAULTS) - set(pairs) == {"steps", "bound_samples"}
     made = [dataclasses.replace(base, **{name: value}) for name, (base, value) in pairs.items()]
     made += [base for base, _ in pairs.values()]
     made += [Config(layer_sizes=(20, 3)), Config(layer_sizes=(203, 1)), Config(hidden=())]
