@@ -198,7 +198,7 @@ def test_one_example_has_its_own_key_and_is_checked():
         run(lambda x, w: x @ w, args=(W,), in_axes=(0,))
     with pytest.raises(ValueError, match="0 where it begins with the axes of the batch"):
         run(lambda x, w: x @ w, args=(W,), in_axes=(1,))
-    with pytest.raises(ValueError, match="goes with batched=False"):
+    with pytest.raises(ValueError, match="so it needs batched=False, but batched is True"):
         sg.value_and_grad(lambda x: x @ W, BATCH, sg.RLOO(2), key=KEY, in_axes=())
 
 
