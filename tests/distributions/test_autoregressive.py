@@ -364,7 +364,7 @@ def test_inputs_are_checked():
         make(weights=(1, 2))
     with pytest.raises(ValueError, match=r"batch_shape=\(4,\) without conditions"):
         make(batch_shape=(4,))
-    with pytest.raises(ValueError, match="which only a function can look at"):
+    with pytest.raises(ValueError, match="but its carry is not a function of them"):
         make(carry=first(weights), conditions=jnp.zeros(2))
     with pytest.raises(ValueError, match=r"batch_shape=\(4,\), but have shapes \[\(3, 2\)\]"):
         make(carry=from_condition, conditions=jnp.zeros((3, 2)), batch_shape=(4,))

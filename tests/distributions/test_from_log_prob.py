@@ -531,7 +531,7 @@ def test_bfloat16_parameters():
         (lambda: shared(batch_shape=(3,)), r"batch_shape=\(3,\), but have shapes \[\(2, 3\)\]"),
         (
             lambda: sg.FromLogProb(bits, jnp.zeros(2), conditions=(), num_coordinates=2),
-            "conditions are arrays",
+            "needs arrays as conditions",
         ),
         (
             lambda: sg.FromLogProb(bits, jnp.zeros(2), conditions=1.0, num_coordinates=2),

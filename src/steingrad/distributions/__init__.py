@@ -1,4 +1,4 @@
-"""Distributions: what q is."""
+"""The distributions q."""
 
 from .autoregressive import Autoregressive as Autoregressive
 from .base import Distribution as Distribution

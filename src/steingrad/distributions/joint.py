@@ -22,15 +22,15 @@ class Joint(Distribution):
 
     The parts are named, `Joint(gates=Bernoulli(...), colours=Categorical(...))`, or a sequence,
     `Joint([Bernoulli(...), Categorical(...)])`. They may have different kinds and numbers of
-    values, but share their `batch_shape`. `parameters`, and so gradients, are a dictionary or a
-    tuple of the parts' parameters.
+    values, but must have the same `batch_shape`. `parameters` and gradients are dictionaries or
+    tuples with one entry for each part.
 
     **f sees the parts**: a dictionary or a tuple of states `[..., *event]`. Everywhere else a state
-    is one array, the parts' entries one after the other along its last axis, of shape
-    `[*batch, D]`; `split` takes it apart and `merge` puts it together.
+    is one array of shape `[*batch, D]`, the parts' entries one after the other along its last axis.
+    `split` returns the parts of a state, and `merge` joins them.
 
-    A `Joint` can do what all of its parts can do: it `has_mean` if each of them has one, and so on.
-    The neighbours of a state are those of the parts, one after the other in slots `[..., N, 1]`.
+    A `Joint` can do what all of its parts can do: for example, it `has_mean` if each part has one.
+    The neighbours of a state are the neighbours of its parts, in slots `[..., N, 1]`.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> q = Joint(on=sg.Bernoulli(jnp.zeros(2)), colour=sg.Categorical(jnp.zeros((1, 3))))
@@ -48,8 +48,8 @@ class Joint(Distribution):
     def __init__(self, parts: Sequence[Any] | None = None, /, **named: Any):
         if (parts is None) == (not named):
             raise ValueError(
-                "Joint takes named parts, Joint(a=..., b=...), or a sequence of parts, "
-                "Joint([..., ...]): one of the two."
+                "Joint takes either named parts or a sequence of parts: write Joint(a=..., b=...) "
+                "or Joint([..., ...])."
             )
         self.names = tuple(named) or None
         self.parts = tuple(named.values() if parts is None else parts)
@@ -83,7 +83,7 @@ class Joint(Distribution):
 
     @property
     def num_values(self):
-        """The most that any coordinate has."""
+        """The largest number of values of any coordinate."""
         return max(part.num_values for part in self.parts)
 
     @property
@@ -209,7 +209,7 @@ class Joint(Distribution):
         return self.named([part.weighted_score(weights, own) for part, own in self._with(x)])
 
     def index(self, x):
-        # A number that no state has must not become one because another part has more values.
+        # An invalid value must not become valid because another part has more values.
         index = [jnp.clip(part.index(own), 0, part.num_values - 1) for part, own in self._with(x)]
         return jnp.concatenate(index, axis=-1)
 
@@ -218,7 +218,7 @@ class Joint(Distribution):
         return self.join([part.state(own) for part, own in zip(self.parts, index, strict=True)])
 
     def enumerate(self):
-        """Every state, of shape `[N, D]`, the last part changing fastest."""
+        """Every state, of shape `[N, D]`, with the last part changing fastest."""
         if self.num_states > MAX_STATES:
             raise ValueError(
                 f"Cannot enumerate the {self.num_states} states of this Joint: at most 2^20 = "
@@ -238,8 +238,8 @@ class Joint(Distribution):
     def neighbours(self, x, offsets=None, coordinates=None):
         if offsets is not None or coordinates is not None:
             raise ValueError(
-                "The parts of a Joint have different values, so that offsets and coordinates are "
-                "those of a part: ask one of joint.parts, or an operator."
+                "A Joint takes no offsets or coordinates, because its parts have different values, "
+                "but was given some: pass them to one of joint.parts, or use an operator."
             )
         return JointNeighbours(self, x, [part.neighbours(own) for part, own in self._with(x)])
 
@@ -296,17 +296,17 @@ class Joint(Distribution):
         return [own.reshape(*own.shape[:-1], *shape) for own, shape in pieces]
 
     def join(self, parts: Sequence[Float[Array, "..."]]) -> Float[Array, "... D"]:
-        """The inverse of `each`, in the widest type among the parts."""
+        """The inverse of `each`, in the widest dtype among the parts."""
         each = zip(self.parts, parts, strict=True)
         flat = [own.reshape(*own.shape[: own.ndim - part.event_ndim], -1) for part, own in each]
         return _concatenate(flat)
 
     def in_order(self, parts: Any) -> list:
-        """What belongs to the parts, out of a dictionary or a sequence."""
+        """The entries of a dictionary or sequence, in the order of the parts."""
         return [parts[name] for name in self.names] if self.names else list(parts)
 
     def named(self, parts: Sequence) -> Any:
-        """What belongs to the parts, as a dictionary or a tuple."""
+        """The entries, in the order of the parts, as a dictionary or a tuple."""
         return dict(zip(self.names, parts, strict=True)) if self.names else tuple(parts)
 
     def _with(self, x):
@@ -327,7 +327,7 @@ class JointNeighbours(Neighbours):
 
     parts: tuple[Neighbours, ...]
     shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
-    """The last two axes, (c, n), of the slots of each part."""
+    """The lengths (c, n) of the last two axes of each part's slots."""
 
     def __init__(self, joint: Joint, x: Float[Array, "... D"], parts: Sequence[Neighbours]):
         self.dist, self.x, self.parts, self.coordinates = joint, x, tuple(parts), None
@@ -335,7 +335,7 @@ class JointNeighbours(Neighbours):
         self.values = stack_slots([part.values for part in parts])
 
     def apart(self, slots: Shaped[Array, "... N 1"]) -> list[Array]:
-        """What belongs to the slots of each part."""
+        """The entries of an array of slots that belong to each part."""
         ends = list(itertools.accumulate(map(math.prod, self.shapes)))[:-1]
         pieces = zip(jnp.split(slots[..., 0], ends, axis=-1), self.shapes, strict=True)
         return [own.reshape(*own.shape[:-1], *shape) for own, shape in pieces]
@@ -444,7 +444,8 @@ class JointNeighbours(Neighbours):
         return [part.flip_shape[0] for part in self.dist.parts]
 
     def _local(self, slots: Array) -> list[tuple[Array, Array]]:
-        """The slots as numbers of each part's own slots, and which of them are its own."""
+        """For each part, the slots as numbers of the part's own slots, and a mask of those that
+        are."""
         found, start = [], 0
         for count in map(math.prod, self.shapes):
             local = slots - start
@@ -454,12 +455,12 @@ class JointNeighbours(Neighbours):
 
 
 def stack_slots(pieces: Sequence[Array]) -> Shaped[Array, "... N 1"]:
-    """What belongs to the slots of several parts, each `[..., c, n]`, one after the other."""
+    """Arrays over the slots of several parts, each `[..., c, n]`, one after the other."""
     return _concatenate([piece.reshape(*piece.shape[:-2], -1) for piece in pieces])[..., None]
 
 
 def _concatenate(pieces: Sequence[Array]) -> Array:
-    """The pieces along their last axis, in the widest type among them."""
+    """The pieces joined along their last axis, in the widest of their dtypes."""
     widest = _widest(piece.dtype for piece in pieces)
     return jnp.concatenate([piece.astype(widest) for piece in pieces], axis=-1)
 
