@@ -159,7 +159,7 @@ def test_aux_is_not_differentiated_and_is_checked():
     both, _ = jax.grad(loss, (0, 1), has_aux=True)(BATCH.logits, W)
     jax.tree.map(np.testing.assert_allclose, both, jax.grad(without, (0, 1))(BATCH.logits, W))
     for run in (sg.expectation, sg.value_and_grad):
-        with pytest.raises(TypeError, match="returns a pair, its values and anything else"):
+        with pytest.raises(TypeError, match="must return a pair, its values and anything"):
             run(lambda x: x @ W, BATCH, sg.RLOO(2), key=KEY, has_aux=True)
         with pytest.raises(TypeError, match=r"returned a tuple.*say has_aux=True"):
             run(lambda x: (x @ W, x), BATCH, sg.RLOO(2), key=KEY)

@@ -186,7 +186,7 @@ def test_an_operator_that_forgets_the_end_is_found():
 @pytest.mark.parametrize("operator", [sg.BirthDeath(), sg.Difference()])
 def test_operators_that_need_every_state(operator):
     dist = policy(end=1)
-    with pytest.raises(ValueError, match="states of probability 0 among the neighbours"):
+    with pytest.raises(ValueError, match="has neighbours of probability 0"):
         operator.neighbours(dist, dist.enumerate())
 
 
