@@ -15,9 +15,9 @@ KINDS = ("leave_one_out", "length_weighted")
 def advantages(
     rewards: Any, groups: Any = None, kind: str = "leave_one_out", *, lengths: Any = None
 ) -> Float[Array, " n"]:
-    r"""Advantages $A_k = r_k - b_k$ of $n$ samples. The baseline $b_k$ only depends on the *other*
-    samples of the group, so that $\sum_k A_k \nabla_\eta \log \pi_\eta(x_k)$ is unbiased. Its
-    `kind` is one of:
+    r"""Advantages $A_k = r_k - b_k$ of $n$ samples. The baseline $b_k$ depends on the *other*
+    samples of the group, so that $\sum_k A_k \nabla_\eta \log \pi_\eta(x_k)$ is unbiased. The
+    `kind` is:
 
     - `"leave_one_out"`: $b_k = \frac1{N-1} \sum_{j \ne k} r_j$;
     - `"length_weighted"`: $b_k = \sum_{j \ne k} l_j r_j \big/ \sum_{j \ne k} l_j$ with the
@@ -27,8 +27,7 @@ def advantages(
     `rewards` and `lengths` have shape `[n]`. `groups`, also `[n]`, are whole numbers: samples with
     the same context (prompt) have the same number. `None` means that all samples are one group. A
     sample that is alone in its group has the baseline 0. If a mean or a standard deviation included
-    the sample itself, as is common, the gradient would be biased. Rewards are constants and are not
-    differentiated.
+    the sample itself, as is common, the gradient would be biased. Rewards are not differentiated.
 
     Reference: Kool, van Hoof, Welling 2019, see `RLOO`; Hao et al., "On-Policy RL with Optimal
     Reward Baseline", 2025 (OPO), whose mean includes the sample itself.

@@ -16,8 +16,8 @@ def compute_dtype(*arrays: Any) -> Any:
 
 
 def cast(tree: Any, like: Any) -> Any:
-    """Cast the real floating-point arrays of a tree to a dtype or, leaf by leaf, to the dtypes of
-    another tree."""
+    """Cast the real floating-point arrays of a tree to a dtype, or to the dtypes of another
+    tree."""
     if not isinstance(like, jnp.dtype):
         return jax.tree.map(lambda leaf, old: leaf.astype(old.dtype), tree, like)
     floating = lambda leaf: eqx.is_inexact_array(leaf) and not jnp.iscomplexobj(leaf)
@@ -44,8 +44,7 @@ def brief(tree: Any) -> str:
 
 
 def is_concrete(array: Any) -> bool:
-    """Whether the numbers in an array are known: JAX is not tracing it, and it is on this
-    machine."""
+    """Whether the numbers in an array are known: it is no tracer, and it is on this machine."""
     tracer = jax.core.Tracer  # pyright: ignore[reportAttributeAccessIssue]
     return not isinstance(array, tracer) and getattr(array, "is_fully_addressable", True)
 

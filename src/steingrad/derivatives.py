@@ -125,8 +125,7 @@ def device_axes(tree: Any) -> frozenset[str]:
 
 
 def on_each_device(tree: Any, like: Any = None) -> Any:
-    """The same arrays, but each device gets its own copy if any array, in `tree` or in `like`,
-    differs between devices.
+    """The same arrays, but a copy for each device if any array here or in `like` is not shared.
 
     The derivative with respect to a shared array would be summed over the devices. The derivative
     with respect to a copy stays on its device, where an estimator needs it.

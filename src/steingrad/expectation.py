@@ -163,8 +163,7 @@ def _backward(residuals, cotangent, perturbed, differentiable, problem):
     found = grads.parameters, grads.cv, jax.tree.map(times, grads.args[0])
     if not problem.on_devices:
         return found
-    # Gradients are summed over the devices that share an array, as always in JAX. Control variates
-    # need the mean.
+    # As always in JAX, gradients are summed over devices; those of control variates are averaged.
     reduce = jax.lax.psum, jax.lax.pmean, jax.lax.psum
     return tuple(map(over_devices, reduce, found, (parameters, cv, objective_and_args)))
 
@@ -172,8 +171,7 @@ def _backward(residuals, cotangent, perturbed, differentiable, problem):
 @_takes(pose)
 def value_and_grad(problem: Problem) -> tuple[Any, Gradients]:
     r"""Returns what `expectation` and its derivatives compute: the mean of $f$ over samples and
-    batch, and `Gradients(parameters, cv, args)`. With `has_aux` it returns `((mean, aux),
-    gradients)`.
+    batch, and `Gradients(parameters, cv, args)`. With `has_aux`, `((mean, aux), gradients)`.
 
     The arguments are those of `expectation`: `f`, `dist`, `estimator`, `cv`, `key`, `args`,
     `context`, `relaxation`, `has_aux`, `batched`, `in_axes`.

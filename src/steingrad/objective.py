@@ -262,8 +262,7 @@ def callback(f: Callable[..., np.ndarray]) -> Callback:
     `f` takes NumPy arrays of states `[..., *event]` and returns values `[...]` (with
     `batched=False` or `per_example`, one state and one number). It must return the same values for
     the same inputs, because `jax.pure_callback` may call it more or less often than the program
-    does. It has no gradient, so estimators that need one, and derivatives by `args`, raise an
-    error.
+    does. It has no gradient: estimators that need one, and derivatives by `args`, raise.
 
     >>> import jax, jax.numpy as jnp, numpy as np, steingrad as sg
     >>> f = sg.callback(lambda x: np.max(np.cumsum(x, axis=-1), axis=-1))

@@ -63,9 +63,8 @@ def best_num_samples(
     whose mean has variance $\text{variance} \cdot t / T$, so the lowest product is best. The result
     says nothing about bias, which more samples do not remove.
 
-    All random numbers come from `key`, and the `candidates` are tried in order. `f`, `dist`,
-    `args`, `context`, `relaxation` and the adaptation (`adapt_steps`, `learning_rate`) are as in
-    `compare`.
+    The `candidates` are tried in order. `key`, `f`, `dist`, `args`, `context`, `relaxation`,
+    `adapt_steps` and `learning_rate` are as in `compare`.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> f = lambda x: jnp.sum((x - 0.45) ** 2, axis=-1)

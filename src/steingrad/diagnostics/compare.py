@@ -53,8 +53,7 @@ def compare(
     and `relaxation` are as in `expectation`, and all random numbers come from `key`. Control
     variates are first adapted by `adapt_steps` steps of their `cv_optimizer`, with this
     `learning_rate`. They then stay fixed over `draws` independent estimates, made `chunk` at a time
-    (default: about 64 MB). An estimator that does not fit the problem is left out, and the table
-    says why.
+    (default: about 64 MB). An estimator that does not fit is left out, and the table says why.
 
     Gradients are those of the mean over the batch. Variance (the trace) and squared bias are summed
     over all parameters. Their sum is the mean squared error of one estimate, by which biased and
@@ -226,8 +225,7 @@ def _name(module: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The first sentence of an error message. If no `raise` statement raised the error, its type
-    and its place are added."""
+    """The first sentence of an error message; its type and place too if no `raise` raised it."""
     sentence = str(error).split(". ")[0].split("\n")[0].strip().removesuffix(".")
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not Path(frame.filename).is_relative_to(JAX)]

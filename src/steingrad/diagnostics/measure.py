@@ -41,8 +41,7 @@ class Problem(NamedTuple):
         return eqx.Partial(estimator.value_and_grad, self.f, self.dist, **self.settings)
 
     def refusal(self, estimator: Estimator, key: PRNGKeyArray) -> Exception | None:
-        """The error that the estimator raises on this problem, or `None`. It is only traced, not
-        run."""
+        """The error that the estimator raises on this problem, if any. It is traced, not run."""
         try:
             cv = eqx.filter_eval_shape(estimator.init, key, self.dist)
             eqx.filter_eval_shape(self.estimate(estimator), cv, key=key)

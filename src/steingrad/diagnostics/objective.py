@@ -32,8 +32,7 @@ def check_objective(
     $f(x_k)$ also depends on $x_j$, and gradients are silently wrong. The check draws `num_samples`
     samples of `dist` with `key`, replaces a random half of the states, and compares f at the states
     that stayed. It then evaluates one sample alone. Differences up to `tolerance` times the
-    standard deviation of f are ignored. Run it before training; as a random test it may miss a rare
-    dependence.
+    standard deviation of f are ignored. Run it before training; it may miss a rare dependence.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> from steingrad.diagnostics import check_objective

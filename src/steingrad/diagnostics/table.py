@@ -103,7 +103,7 @@ class Comparison:
         return jax.tree.map(plain, dataclasses.asdict(self))
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """Returns one line for each estimator, without the arrays, and writes them to `path` if
+        """One line for each estimator, without the arrays. They are also written to `path` if
         given."""
         names = [field.name for field in dataclasses.fields(Row) if field.type is not np.ndarray]
         rows = [[getattr(row, name) for name in names] for row in self.rows]
@@ -115,8 +115,7 @@ class Comparison:
 
     def plot(self, path: str | Path | None = None) -> Any:
         """Plot variance against evaluations and against time, and save the figure to `path` if
-        given. Returns the two matplotlib axes. Along the dotted lines variance × cost is that of
-        the best."""
+        given. Returns the two matplotlib axes. On a dotted line variance × cost is constant."""
         plt = _import("matplotlib.pyplot", "Comparison.plot")
         figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
         least = min((row.variance for row in self.rows if row.variance), default=1.0)

@@ -197,8 +197,7 @@ class Autoregressive(FromFunction):
         return jax.nn.one_hot(index, self.vocabulary, dtype=self.dtype)
 
     def enumerate(self):
-        """Every state, of shape `[N, T, V]`, with the last token changing fastest. With `end`, only
-        `end` follows `end`."""
+        """Every state, of shape `[N, T, V]`, with the last token changing fastest."""
         if self.num_states > MAX_STATES:
             raise ValueError(
                 f"Cannot enumerate the {self.num_states} sequences of {self.length} tokens out of "
@@ -261,7 +260,7 @@ class Autoregressive(FromFunction):
         return self._scan(parameters, condition, draw, jax.random.split(key, self.length))
 
     def _scan(self, parameters, condition, choose: Callable, inputs):
-        """Returns, for one sequence, its tokens, their log-probabilities, and whether a step was
+        """Returns the tokens of one sequence, their log-probabilities, and whether steps were
         stuck.
 
         `choose` returns a token from a step's input and the log-probabilities of all tokens. A step
@@ -301,8 +300,7 @@ class Autoregressive(FromFunction):
         return self._widened(self._carry_fn(parameters, *conditions))
 
     def _widened(self, tree):
-        """Cast arrays that had the dtype of the parameters to their present dtype: derivatives are
-        computed in float32 or more."""
+        """Cast arrays of the parameters' first dtype to their present one, which may be wider."""
         return jax.tree.map(
             lambda leaf: leaf.astype(self.dtype) if leaf.dtype == self._built_dtype else leaf,
             jax.tree.map(jnp.asarray, tree),

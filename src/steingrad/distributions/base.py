@@ -24,10 +24,9 @@ class Distribution(eqx.Module):
     r"""A distribution $q_\eta$ on $\mathcal X^d$, where a coordinate takes one of $m$ values.
 
     A state `x` has shape `[..., *event]`, and its leading axes end with `batch_shape`. The value of
-    a coordinate is also written as an index in $0 \dots m-1$. A neighbour of `x` differs from `x`
-    in one coordinate. It is described by this coordinate and the index of its new value: arrays
-    `coordinates` of shape `[..., c]` (`None`: all $d$ coordinates, in order) and `values` of shape
-    `[..., c, n]`.
+    a coordinate is also written as an index in $0 \dots m-1$. A neighbour of `x` differs in one
+    coordinate. It is given by this coordinate and the index of its new value: arrays `coordinates`
+    of shape `[..., c]` (`None`: all $d$, in order) and `values` of shape `[..., c, n]`.
 
     Estimators and operators ask a distribution what it can do (`has_mean`, `is_product`,
     `is_binary`, `relaxable`, `flippable`) and never which class it has.
@@ -37,8 +36,7 @@ class Distribution(eqx.Module):
     """Whether `log_prob` is normalised. Some estimators need this; operators do not."""
     large_scores: ClassVar[Any] = False
     """Whether a score for each sample would be too large, as for the weights of a network. If so,
-    `weighted_score` and `weighted_score_change` are vector–Jacobian products of `log_prob` and
-    `log_ratio`."""
+    `weighted_score` and `weighted_score_change` are vector–Jacobian products."""
     shares_parameters: ClassVar[Any] = False
     """Whether the elements of the batch share the parameters. If so, the parameters have no batch
     axes, gradients are sums over the batch, and `large_scores` is true."""
@@ -47,8 +45,7 @@ class Distribution(eqx.Module):
     is_product: ClassVar[Any] = False
     """Whether the coordinates are independent, each with parameters of its own."""
     relaxable: ClassVar[Any] = False
-    """Whether states are the corners of a cube or a simplex, with the methods of `Relaxable` for
-    the points between the states."""
+    """Whether states are the corners of a cube or a simplex, with the methods of `Relaxable`."""
     full_support: ClassVar[Any] = True
     """Whether each combination of values has a probability above 0 if all logits are finite. Some
     operators need this."""
@@ -95,8 +92,8 @@ class Distribution(eqx.Module):
 
     @abc.abstractmethod
     def score(self, x: Float[Array, "..."]) -> Any:
-        r"""$s(x) = \nabla_\eta \log q_\eta(x)$, whose shape is the leading axes of `x`, then the
-        parameters' shape."""
+        r"""$s(x) = \nabla_\eta \log q_\eta(x)$, with the leading axes of `x`, then those of the
+        parameters."""
 
     @abc.abstractmethod
     def index(self, x: Float[Array, "..."]) -> Int[Array, "... d"]:
@@ -162,8 +159,7 @@ class Distribution(eqx.Module):
         coordinates: Int[Array, "... c"] | None = None,
     ) -> Any:
         """`score_change`, summed like `weighted_score`. If `large_scores`, this is one
-        vector–Jacobian product of `log_ratio`, because the gradient of `log_ratio` is the change of
-        the score."""
+        vector–Jacobian product of `log_ratio`."""
         if self.large_scores:
             return self._pull_back(
                 coefficients, lambda q: q.log_ratio(x.astype(q.dtype), values, coordinates)
@@ -232,8 +228,7 @@ class Distribution(eqx.Module):
 
     @property
     def flip_shape(self) -> tuple[int, int]:
-        """The number of coordinates that `flips` changes, and the largest number of their
-        values."""
+        """The number of coordinates that `flips` changes, and the most values of any of them."""
         return self.num_coordinates, self.num_values
 
     def constants(self) -> tuple:
@@ -246,8 +241,7 @@ class Distribution(eqx.Module):
         return x
 
     def by_part(self, fn: Callable, *states: Array | None, key: PRNGKeyArray | None = None) -> Any:
-        """The results of `fn(part, *states, key)` for all independent parts, arranged like the
-        parameters.
+        """`fn(part, *states, key)` for all independent parts, arranged like the parameters.
 
         A `Joint` calls `fn` for each of its parts, with the part's share of each state (or
         gradient) and a key of its own. Any other distribution has itself as its only part.
@@ -298,8 +292,7 @@ class Distribution(eqx.Module):
         return jnp.broadcast_to(states, (len(states), *batch, *self.event_shape))
 
     def probabilities(self) -> Float[Array, "... states"]:
-        """The normalised q of every state, in the order of `enumerate()`, of shape `[*batch,
-        m**d]`."""
+        """Normalised q of every state in the order of `enumerate()`, of shape `[*batch, m**d]`."""
         return jax.nn.softmax(jnp.moveaxis(self.log_prob(self.enumerate_batch()), 0, -1))
 
     def state_number(self, x: Float[Array, "..."]) -> Int[Array, "..."]:

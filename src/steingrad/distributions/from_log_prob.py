@@ -22,8 +22,8 @@ class FromLogProb(FromFunction, RealValued):
     `log_prob_fn(parameters, x)` takes the parameters of one distribution and one state `x` of shape
     `[d]`, and returns a scalar. The parameters are any pytree. With a `batch_shape`, each array in
     it begins with these axes. The `num_coordinates` coordinates $d$ take the given `values`
-    (default: bits). An estimate differentiates `log_prob_fn` once for all samples, so there may be
-    many parameters.
+    (default: bits). An estimate differentiates `log_prob_fn` only once, whatever the number of
+    samples.
 
     **Shared parameters**: with `conditions`, a pytree of arrays that begin with the axes of the
     batch (`batch_shape`; by default their first axis alone), the parameters have no such axes, and

@@ -39,8 +39,8 @@ class GibbsSampler(eqx.Module):
     `sweeps` is the number of sweeps of each call. The coordinates are drawn in order or, with
     `blocks`, one block after the other, all coordinates of a block at once. They must be
     independent given the coordinates outside their block, such as the two colours of a chessboard
-    for an Ising model. `init` checks this at a few random states (not under `jax.jit`), and `check`
-    at any number of states.
+    for an Ising model. `init` checks this at a few random states (not under `jax.jit`), `check` at
+    more.
 
     The sampler only uses `log_ratio`, and takes any number of values.
 

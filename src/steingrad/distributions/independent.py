@@ -16,8 +16,8 @@ class Independent(Distribution):
     r"""Independent coordinates, each with parameters of its own: $q(x) = \prod_i q_i(x_i)$.
 
     A subclass defines its states, and the log-probabilities of the values as a function of its
-    parameters (`value_logits`). Everything else follows from these. The arrays in its parameters
-    have shapes `[*batch, d, ...]`.
+    parameters (`value_logits`). The rest follows. Its parameters are arrays of shapes `[*batch, d,
+    ...]`.
     """
 
     is_product: ClassVar = True
@@ -78,8 +78,7 @@ class Independent(Distribution):
         return take(logits, values) - take(logits, here)
 
     def score_change(self, coefficients, x, values, coordinates=None):
-        # The derivative with respect to the logits grows by 1 at the new value and drops by 1 at
-        # the old.
+        # The score of the logits grows by 1 at the new value and drops by 1 at the old.
         here = take(self.index(x), coordinates)
         total = jnp.sum(coefficients, axis=-1, keepdims=True)
         change = scatter(coefficients, values, self.num_values) - total * jax.nn.one_hot(
@@ -107,8 +106,7 @@ class Independent(Distribution):
         return self.by_parameters(p * (v - jnp.sum(p * v, axis=-1, keepdims=True)))
 
     def by_parameters(self, gradient: Float[Array, "... d m"]) -> Any:
-        """The gradient with respect to the parameters, given that with respect to
-        `value_logits`."""
+        """The gradient with respect to the parameters, from that with respect to `value_logits`."""
         logits, pull_back = jax.vjp(lambda p: self.with_parameters(p).value_logits, self.parameters)
         for _ in range(gradient.ndim - logits.ndim):
             pull_back = jax.vmap(pull_back)

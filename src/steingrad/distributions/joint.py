@@ -444,8 +444,7 @@ class JointNeighbours(Neighbours):
         return [part.flip_shape[0] for part in self.dist.parts]
 
     def _local(self, slots: Array) -> list[tuple[Array, Array]]:
-        """For each part, the slots as numbers of the part's own slots, and a mask of those that
-        are."""
+        """For each part, the slots as numbers of its own slots, and which of them are its own."""
         found, start = [], 0
         for count in map(math.prod, self.shapes):
             local = slots - start

@@ -14,8 +14,7 @@ from ..arrays import as_index, is_concrete, scatter, take
 from .base import COORDINATES_AT_A_TIME, MAX_STATES, FromLogits, as_logits
 from .swaps import Swaps
 
-# This number stands for log 0. It is far from all other numbers that occur, and differences are not
-# NaN.
+# This number stands for log 0. It is far from all other numbers, and a difference is not NaN.
 LOG_ZERO = -1e30
 
 

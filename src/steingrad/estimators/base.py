@@ -40,13 +40,11 @@ class Gradients(NamedTuple):
     """The gradient of the mean of g² with respect to the control variates. For control variates
     that are sums or averages it is their old value minus their new value."""
     args: tuple
-    """The gradients with respect to the further arguments of f; `None` for arguments that are not
-    floating-point."""
+    """The gradients with respect to `args`; `None` for arguments that are not floating-point."""
 
 
 class Estimator(eqx.Module):
-    r"""An estimator of $\nabla_\eta E_{q_\eta}[f(x)]$. It is immutable, and its fields are its
-    settings.
+    r"""An estimator of $\nabla_\eta E_{q_\eta}[f(x)]$. It is immutable. Its fields are settings.
 
     A subclass defines, in this order: `CV` (a module of what it learns), its fields, `biased`,
     `needs` and other flags, `__check_init__`, the properties, `init` and `cv_optimizer`, `sample`,
@@ -65,8 +63,7 @@ class Estimator(eqx.Module):
     instead: ClassVar[str] = "RLOO and Rodeo take any distribution."
     """The advice in the error message if a distribution lacks the property in `needs`."""
     needs_gradient: ClassVar[Any] = False
-    r"""Whether $\nabla f$ is needed, at the samples or, if `relaxes`, at points between the
-    states."""
+    r"""Whether $\nabla f$ is needed, at the samples or, if `relaxes`, between the states."""
     relaxes: ClassVar[Any] = False
     """Whether f, or its `relaxation`, is evaluated at points between the states."""
     samples_are_states: ClassVar[Any] = True
@@ -76,9 +73,8 @@ class Estimator(eqx.Module):
     looks_further: ClassVar[Any] = False
     """Whether f is also evaluated at the further points that the method `propose` returns."""
     cv_is_quadratic: ClassVar[Any] = True
-    """Whether `Gradients.cv` is the gradient of the mean square of the estimate. A factor on the
-    estimate then multiplies `Gradients.cv` by the square of the factor; otherwise it has no
-    effect."""
+    """Whether `Gradients.cv` is the gradient of the mean square of the estimate. If so, a factor of
+    the estimate enters `Gradients.cv` squared, otherwise not at all."""
     cancels_constant: ClassVar[Any] = False
     r"""Whether the mean of the estimate stays the same if a constant vector is added to all scores.
     If so, $\log q$ need not be normalised."""
@@ -99,8 +95,7 @@ class Estimator(eqx.Module):
     def init(self, key: PRNGKeyArray, dist: Distribution | None = None) -> Any:
         """The initial control variates, a module of arrays; `None` if the estimator learns nothing.
 
-        Some estimators need `dist` for its shape, and raise an error without it. The values of its
-        parameters do not matter.
+        Some estimators need the shape of `dist`, and raise an error without it.
         """
         return None
 
@@ -157,8 +152,7 @@ class Estimator(eqx.Module):
         f: Callable[[Array], Array] | None = None,
         context: Array | None = None,
     ) -> Evaluated:
-        """Check your own evaluations of f, and collect them in the form that `further_points`
-        takes."""
+        """Check your own evaluations of f, and collect them for `further_points`."""
         check_distribution(self, dist)
         check_cv(self, cv, dist)
         # States and values may be integers, as from a simulator, or half-precision numbers.
@@ -196,8 +190,7 @@ class Estimator(eqx.Module):
         **more: Any,
     ) -> Any:
         r"""The estimate of $\nabla_\eta E[f]$ for each element of the batch, shaped like the
-        distribution's parameters. If the batch shares the parameters, the result is the sum over
-        the batch.
+        distribution's parameters, which may be a sum over the batch (`shares_parameters`).
 
         `x` comes from `sample`. `fx`, of shape `[K, *batch]`, holds f at `x`. `dfx`, shaped like
         `x`, holds the gradient of f (if `needs_gradient`). A few settings need more: a `key` (an
@@ -242,8 +235,7 @@ class Problem(eqx.Module):
     args: tuple
     context: Any
     relaxation: Callable[..., Any] | None
-    """The function that replaces the objective between the states; `None` for the objective
-    itself."""
+    """The function that replaces the objective between the states; `None` if none does."""
     on_devices: bool = eqx.field(static=True)
     """Whether arrays differ between devices, as inside `jax.shard_map`."""
     has_aux: bool = eqx.field(static=True)

@@ -82,8 +82,7 @@ class Bronco(Estimator):
     where a bit changes together with a random partner.
 
     `cv` consists of sums over past flips, which `steingrad.cv_optimizer` updates with a plain
-    gradient step. With any other optimiser the estimate stays unbiased, but the guess is lost.
-    `num_samples` is $K$.
+    gradient step. Any other optimiser loses the guess, but adds no bias. `num_samples` is $K$.
 
     Reference: a random flip without a guess is bitflip-1 of Kunes et al., "Gradient estimation for
     binary latent variables via gradient variance clipping", AAAI 2023.
@@ -236,8 +235,7 @@ class Bronco(Estimator):
         change, mean_change, further = changes(at, guess, drawn)
         seen = jnp.mean(jnp.abs(change))
         scale = jnp.where(guess.scale > 0, guess.scale, jnp.where(seen > 0, seen, 1))
-        # A slope near zero may be chance. If the flips change nothing either, the scale has
-        # dropped.
+        # A slope near zero may be chance. If flips change nothing either, the scale has dropped.
         now = jnp.maximum(mean(jnp.abs(guess.features[0])) * scale, seen)
         cv = after_jump(cv, jnp.where(now * JUMP < guess.scale, now, guess.scale))
         # Divided by π, sums over the flips estimate sums over all neighbours.

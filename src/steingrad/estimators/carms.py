@@ -20,12 +20,11 @@ class CARMS(Estimator):
     an importance weight for each pair.
 
     A category is a sequence of bits that ends with its first 1, with one bit for each value, from
-    the least probable to the most. Each bit is drawn for all $K$ samples together, as in `ARMS`. So
-    each sample is exact, two samples are seldom equal, and every pair of different values occurs.
-    $P(a, b)$, the probability of a pair, is a product of known numbers. (The authors' code
-    estimates $P$ for one construction and clips it for others, which is a bias.) With two values
-    this is `ARMS`, with $K = 2$ it is `DisARMIW`. It needs independent coordinates. `num_samples`
-    is $K$.
+    the least probable to the most. Each bit is drawn for all $K$ samples together, as in `ARMS`.
+    Each sample is exact, two are seldom equal, and all pairs of different values occur. $P(a, b)$,
+    the probability of a pair, is a product of known numbers. (The authors' code estimates $P$ for
+    one construction and clips it for others, which is a bias.) With two values this is `ARMS`, with
+    $K = 2$ it is `DisARMIW`. It needs independent coordinates. `num_samples` is $K$.
 
     Reference: Dimitriev and Zhou, "CARMS: Categorical-Antithetic-REINFORCE Multi-Sample Gradient
     Estimator", NeurIPS 2021.

@@ -21,11 +21,11 @@ class DisARMIW(Estimator):
 
     A category is written as a sequence of bits that ends with its first 1 (stick-breaking), with
     one bit for each value, from the least probable to the most. The two samples of a pair share one
-    uniform number for each bit, as in `DisARM`. Each is an exact sample, and the two are equal as
-    seldom as these bits allow. The joint probability is known exactly, and the weight is always
-    below 2: $r = (1 - \phi_a) \prod_{c<a} (1 - \phi_c)^2 / (1 - 2 \phi_c)$, where $a$ is the
-    earlier of the two sticks. With two values this is `DisARM`. It needs independent coordinates.
-    `num_samples` is $K$.
+    uniform number for each bit, as in `DisARM`. Each is an exact sample, and they are equal as
+    seldom as these bits allow. The joint probability is known, and the weight is below 2: $r = (1 -
+    \phi_a) \prod_{c<a} (1 - \phi_c)^2 / (1 - 2 \phi_c)$, where $a$ is the earlier of the two
+    sticks. With two values this is `DisARM`. It needs independent coordinates. `num_samples` is
+    $K$.
 
     Reference: Dong, Mnih, Tucker, "Coupled Gradient Estimators for Discrete Latent Variables",
     NeurIPS 2021.

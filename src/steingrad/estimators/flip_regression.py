@@ -25,8 +25,7 @@ def coefficients(
 ) -> Float[Array, "d n"]:
     """Regression coefficients of the change of f on the features, for each coordinate, from sums
     over `flips` flips: `gram` of the features' products, `cross` of features times changes. They
-    are shrunk towards coefficients common to all coordinates, and the common ones towards
-    `first`."""
+    are shrunk towards coefficients common to all coordinates, and those towards `first`."""
     total, total_cross = jnp.sum(gram, axis=0), jnp.sum(cross, axis=0)
     one_flip = jnp.diagonal(total) / (flips + TINY) + TINY
     common = solve(total + jnp.diag(COMMON * one_flip), total_cross + COMMON * one_flip * first)
@@ -37,8 +36,7 @@ def relative_errors(
     error: Float[Array, " d"], size: Float[Array, " d"], flips: Float[Array, ""]
 ) -> Float[Array, " d"]:
     """How often to try each coordinate: its past error relative to the mean error, to a power.
-    `error` holds weighted sums of squared errors of the guess, and `size` the sums of the
-    weights."""
+    `error` holds weighted sums of squared errors, and `size` the sums of the weights."""
     spread = jnp.sum(error) / (jnp.sum(size) + TINY)
     few = ERROR * jnp.sum(size) / (flips + TINY) + TINY
     relative = (error / jnp.where(spread > 0, spread, 1) + few) / (size + few)

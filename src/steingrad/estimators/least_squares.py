@@ -30,13 +30,11 @@ class Terms(NamedTuple):
 
     weights: Float[Array, "terms basis ..."]
     basis: Any
-    """Shaped like the distribution's parameters, with an axis for $r$ before the axes of the
-    batch."""
+    """Shaped like the distribution's parameters, with an axis for $r$ before the batch axes."""
 
     @classmethod
     def of(cls, terms: list[tuple[Float[Array, "samples ..."], Any]], score: Any) -> "Terms":
-        r"""Each term is $\frac1K \sum_k w_k s_k + v$, given as the pair of $w$ and $v$ (or
-        `None`)."""
+        r"""Each term is $\frac1K \sum_k w_k s_k + v$, given as $w$ and $v$ (or `None`)."""
         added = [m for m, (_, vector) in enumerate(terms) if vector is not None]
         weights = jnp.stack([weights for weights, _ in terms])
         unit = jnp.eye(len(terms), dtype=weights.dtype)[:, added]
@@ -68,8 +66,7 @@ class Terms(NamedTuple):
 
 
 class Change(NamedTuple):
-    r"""$\frac1K \sum_k \sum_n c_{kn} (s(y_{kn}) - s(x_k))$, a sum that only `vector` carries
-    out."""
+    r"""$\frac1K \sum_k \sum_n c_{kn} (s(y_{kn}) - s(x_k))$, computed by `vector`."""
 
     neighbours: Neighbours
     coefficients: Float[Array, "samples ... c n"]

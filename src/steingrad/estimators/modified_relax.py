@@ -22,8 +22,7 @@ class ModifiedRelax(Estimator):
     H(f_j, \nabla f_j^\top (y - x_j))$ is RODEO's surrogate.
 
     There is no other network, and $f$ and its gradient are evaluated at the samples only. The scale
-    starts at 0, which is plain RLOO, as in `Rodeo`. It needs bits or one-hot categories.
-    `num_samples` is $K$.
+    starts at 0, which is plain RLOO. It needs bits or one-hot categories. `num_samples` is $K$.
 
     Reference: Shi et al. 2022, section 6; Grathwohl et al. 2018.
 

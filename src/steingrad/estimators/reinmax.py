@@ -19,9 +19,8 @@ class ReinMax(Estimator):
     The exact gradient is made of differences $f(y) - f(x)$, where $x$ and $y$ differ in one
     coordinate. With the default temperature $\tau = 1$, the mean of $g$ has $\frac12 (\nabla f(x) +
     \nabla f(y))^\top (y - x)$, Heun's second-order rule, in their place. So the mean of $g$ is
-    exact if $f$ is quadratic in each coordinate, given the others. This holds for bits (two
-    categories), for any number of categories and for real values. It needs independent coordinates.
-    `num_samples` is $K$.
+    exact if $f$ is quadratic in each coordinate, given the others. This holds for bits (as two
+    categories), categories and real values. It needs independent coordinates. `num_samples` is $K$.
 
     Reference: Liu, Dong, Liu, Yu, Gao, "Bridging Discrete and Backpropagation: Straight-Through
     and Beyond", NeurIPS 2023, algorithm 2.

@@ -116,8 +116,7 @@ def log_probabilities(dist: Distribution) -> Float[Array, "... states"]:
 def log_set_probabilities(
     log_probs: Float[Array, "... K"], log_rest: Float[Array, "..."]
 ) -> Float[Array, "... subsets"]:
-    r"""$\log P(T \mid S \setminus T)$ for every $T \subseteq S$, whose members are the bits of its
-    index.
+    r"""$\log P(T \mid S \setminus T)$ for every $T \subseteq S$, given by the bits of its index.
 
     `log_rest` is the log-probability of all states outside $S$. It makes $1 - q(S \setminus T)$ a
     sum; a difference would lose precision if $S$ has nearly all of the probability.

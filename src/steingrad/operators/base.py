@@ -20,7 +20,7 @@ class Row(eqx.Module):
     r"""A row of an operator at a state $x$: $(A h)(x) = \sum_n w_n h(y_n) + w_0 h(x)$.
 
     `neighbours` holds the states $y_n$ in slots `[..., c, n]`; see `Neighbours` for its `values`
-    and `coordinates`. `weights` are the $w_n$, and `self_weight` is $w_0$. `own` is true for the
+    and `coordinates`. `weights` are the $w_n$, and `self_weight` is $w_0$. `own`: the
     own-coordinate scan.
     """
 
@@ -201,8 +201,7 @@ def log_prob_here(dist: Distribution, x: Array, coordinates: Array | None) -> Ar
 def damped_log_ratio(
     dist: Distribution, x: Array, values: Array, coordinates: Array | None, damping: float
 ) -> Array:
-    """log q(yᵢ | x₋ᵢ) − log(q(xᵢ | x₋ᵢ) + damping): the paper's protection against tiny
-    denominators."""
+    """log q(yᵢ | x₋ᵢ) − log(q(xᵢ | x₋ᵢ) + damping): avoids tiny denominators (paper)."""
     log_ratio = dist.log_ratio(x, values, coordinates)
     if damping == 0:
         return log_ratio

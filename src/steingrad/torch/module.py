@@ -28,8 +28,7 @@ BUFFERS = State("cv_numbers", "cv_counts")
 
 
 class Estimator(nn.Module):
-    r"""$E_{q_\eta}[f(x)]$ as a scalar tensor, whose `backward` estimates the gradient of the
-    logits.
+    r"""$E_{q_\eta}[f(x)]$ as a scalar tensor whose `backward` calls the estimator.
 
     It wraps an estimator of `steingrad`; `steingrad.torch.Bronco(...)` is short for
     `Estimator(steingrad.Bronco(...))`. A call draws $K$ samples, evaluates `f` at all of them at
@@ -88,8 +87,7 @@ class Estimator(nn.Module):
 
     @property
     def cv(self) -> Any:
-        """The control variates, for inspection, as JAX arrays by name; `None` before the first
-        call."""
+        """The control variates, to inspect, as JAX arrays by name; `None` before the first call."""
         if not len(self.cv_numbers) or self._law is None:
             return None
         with jax.enable_x64(self.cv_numbers.dtype == torch.float64):
@@ -121,8 +119,7 @@ class Estimator(nn.Module):
         return State(numbers, counts if len(counts) else None)  # pyright: ignore[reportArgumentType]
 
     def _become(self, state: State) -> None:
-        """Store new control variates. `setattr` on a module would take longer than the
-        arithmetic."""
+        """Store new control variates. `setattr` on a module takes longer than the arithmetic."""
         for name, array in zip(BUFFERS, state, strict=True):
             if array is not None:
                 old: Any = self._buffers[name]
@@ -260,8 +257,7 @@ class Draw:
                 kind, adapting, seeds, logits_, seen, state, current
             )
             # A copy of the estimate's memory, because the caller may change the gradient. On a GPU
-            # also a copy of JAX's memory, which JAX may reuse while PyTorch's operations are still
-            # queued.
+            # JAX may also reuse its memory while PyTorch's operations are queued.
             grad = to_torch(grad, self.device)
             grad = grad.clone() if grad.is_cuda else grad
         self.estimate = partial(to_torch, estimate, self.device)

@@ -50,8 +50,7 @@ class Seen(NamedTuple):
 
 
 class Programs:
-    """The functions of one estimator. Modules with the same settings share the compiled
-    functions."""
+    """The functions of one estimator, compiled once for all modules with the same settings."""
 
     @classmethod
     def of(cls, estimator: Estimator, cv_learning_rate: Any) -> "Programs":
