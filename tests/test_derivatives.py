@@ -37,13 +37,15 @@ def value(logits, w, estimator=None):
     ids=["hessian", "reverse", "jit", "mixed", "square"],
 )
 def test_second_derivatives_by_the_distribution_are_refused(second):
-    with pytest.raises(TypeError, match=r"(?s)drawn .*Second derivatives: the gradient along v"):
+    with pytest.raises(
+        TypeError, match=r"(?s)drawn .*second derivatives use jax.grad of the gradient"
+    ):
         second(LOGITS, W)
 
 
 @pytest.mark.parametrize("estimator", [sg.DoubleCV(2), sg.ARMS(3), sg.LocalExpectation()])
 def test_second_derivatives_are_refused_whatever_the_estimator(estimator):
-    with pytest.raises(TypeError, match="Second derivatives"):
+    with pytest.raises(TypeError, match="For second derivatives"):
         jax.jacrev(jax.grad(lambda l: value(l, W, estimator)))(LOGITS)
 
 
@@ -101,7 +103,7 @@ def test_forward_mode_names_the_way_out(forward):
 
 def test_what_value_and_grad_returns_is_no_function_of_the_distribution():
     run = lambda l: sg.value_and_grad(f, sg.Bernoulli(l), sg.RLOO(2), key=KEY, args=(W,))
-    with pytest.raises(TypeError, match=r"First derivatives: jax.grad of `expectation`"):
+    with pytest.raises(TypeError, match=r"For first derivatives use jax.grad of `expectation`"):
         jax.grad(lambda l: run(l)[0])(LOGITS)
     # A surrogate loss whose gradient is the estimate: nothing wrong is used.
     loss = lambda l: jnp.sum(l * jax.lax.stop_gradient(run(l)[1].parameters))

@@ -316,7 +316,7 @@ CALL = {"key": jax.random.key(0)}
     ("arguments", "settings", "sentence"),
     [
         ((W, sg.RLOO(2)), CALL, r"Bernoulli\(logits\), not an array"),
-        ((sg.RLOO(2), Q), CALL, "distribution comes first"),
+        ((sg.RLOO(2), Q), CALL, "are in the wrong order: pass f, dist, estimator"),
         ((Q, sg.RLOO), CALL, r"write RLOO\("),
         ((Q, "rloo"), CALL, r"RLOO\(2\), not a str"),
         ((Q, sg.RLOO(2)), {**CALL, "args": W}, r"args=\(w,\), not an array"),

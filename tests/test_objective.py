@@ -159,7 +159,7 @@ def test_aux_is_not_differentiated_and_is_checked():
     both, _ = jax.grad(loss, (0, 1), has_aux=True)(BATCH.logits, W)
     jax.tree.map(np.testing.assert_allclose, both, jax.grad(without, (0, 1))(BATCH.logits, W))
     for run in (sg.expectation, sg.value_and_grad):
-        with pytest.raises(TypeError, match="returns a pair, its values and anything else"):
+        with pytest.raises(TypeError, match="must return a pair, its values and anything"):
             run(lambda x: x @ W, BATCH, sg.RLOO(2), key=KEY, has_aux=True)
         with pytest.raises(TypeError, match=r"returned a tuple.*say has_aux=True"):
             run(lambda x: (x @ W, x), BATCH, sg.RLOO(2), key=KEY)
@@ -198,7 +198,7 @@ def test_one_example_has_its_own_key_and_is_checked():
         run(lambda x, w: x @ w, args=(W,), in_axes=(0,))
     with pytest.raises(ValueError, match="0 where it begins with the axes of the batch"):
         run(lambda x, w: x @ w, args=(W,), in_axes=(1,))
-    with pytest.raises(ValueError, match="goes with batched=False"):
+    with pytest.raises(ValueError, match="so it needs batched=False, but batched is True"):
         sg.value_and_grad(lambda x: x @ W, BATCH, sg.RLOO(2), key=KEY, in_axes=())
 
 
@@ -288,10 +288,10 @@ def test_check_objective():
     ):
         with pytest.raises(ValueError, match="f mixes the states that it is given: at sample and"):
             check(mixing)
-    with pytest.raises(ValueError, match="how many samples there are"):
+    with pytest.raises(ValueError, match="must not depend on the number of samples"):
         check(lambda x: x @ W / len(x))
     with pytest.raises(ValueError, match="every state needs a finite value"):
         check(lambda x: jnp.log(x[..., 0]))
     generator = np.random.default_rng(0)
-    with pytest.raises(ValueError, match="other values when it is asked again"):
+    with pytest.raises(ValueError, match="other values when it was called again"):
         check(lambda x: x @ W + generator.normal())

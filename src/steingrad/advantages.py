@@ -1,4 +1,4 @@
-"""Advantages for a policy-gradient loop of one's own."""
+"""Advantages for your own policy-gradient loop."""
 
 from typing import Any
 
@@ -15,20 +15,19 @@ KINDS = ("leave_one_out", "length_weighted")
 def advantages(
     rewards: Any, groups: Any = None, kind: str = "leave_one_out", *, lengths: Any = None
 ) -> Float[Array, " n"]:
-    r"""$A_k = r_k - b_k$ for each of $n$ samples, where the baseline $b_k$ is made of the *other*
-    samples of its group, so that $\sum_k A_k \nabla_\eta \log \pi_\eta(x_k)$ is unbiased, in one
-    `kind` or the other:
+    r"""Advantages $A_k = r_k - b_k$ of $n$ samples. The baseline $b_k$ depends on the *other*
+    samples of the group, so that $\sum_k A_k \nabla_\eta \log \pi_\eta(x_k)$ is unbiased. The
+    `kind` is:
 
     - `"leave_one_out"`: $b_k = \frac1{N-1} \sum_{j \ne k} r_j$;
     - `"length_weighted"`: $b_k = \sum_{j \ne k} l_j r_j \big/ \sum_{j \ne k} l_j$ with the
-      `lengths` $l_j$ of the samples. It is nearly the baseline of least variance where the square
-      of the score grows with the length, as that of a sequence of tokens does.
+      `lengths` $l_j$ of the samples. This is nearly the baseline of least variance if the square of
+      the score grows with the length, as it does for sequences of tokens.
 
-    `rewards` and `lengths` have shape `[n]`; `groups`, also `[n]`, are whole numbers that say which
-    samples have the same context (the same prompt), in any order; `None`: all have. A sample whose
-    group has no other has the baseline 0. With a mean (or a standard deviation) that includes the
-    sample itself, as is often seen, the gradient would be biased. Rewards are constants: no
-    derivative passes through.
+    `rewards` and `lengths` have shape `[n]`. `groups`, also `[n]`, are whole numbers: samples with
+    the same context (prompt) have the same number. `None` means that all samples are one group. A
+    sample that is alone in its group has the baseline 0. If a mean or a standard deviation included
+    the sample itself, as is common, the gradient would be biased. Rewards are not differentiated.
 
     Reference: Kool, van Hoof, Welling 2019, see `RLOO`; Hao et al., "On-Policy RL with Optimal
     Reward Baseline", 2025 (OPO), whose mean includes the sample itself.
@@ -41,7 +40,7 @@ def advantages(
     """
     if kind not in KINDS:
         raise ValueError(
-            f"advantages has kind={KINDS[0]!r} or {KINDS[1]!r}, but was given {kind!r}."
+            f"advantages needs kind={KINDS[0]!r} or {KINDS[1]!r}, but was given {kind!r}."
         )
     if (lengths is None) != (kind == "leave_one_out"):
         raise ValueError(
@@ -53,7 +52,7 @@ def advantages(
     if rewards.ndim != 1:
         raise ValueError(
             "advantages takes rewards of shape [n], one for each sample, but was given shape "
-            f"{rewards.shape}. Say which belong together with groups=..., such as "
+            f"{rewards.shape}. Pass groups=... to say which belong together, such as "
             "jnp.repeat(jnp.arange(prompts), samples) for rewards.ravel()."
         )
     n = len(rewards)
@@ -62,7 +61,7 @@ def advantages(
         weights = jnp.asarray(lengths).astype(rewards.dtype)
     groups = np.zeros(n, np.int32) if groups is None else groups
     if is_concrete(groups) and np.issubdtype(np.asarray(groups).dtype, np.integer):
-        # Numbered here: hashes of prompts may need all of their 64 bits.
+        # Numbered in NumPy, because hashes of prompts may need all of their 64 bits.
         groups = np.asarray(groups)
         groups = np.unique(groups, return_inverse=True)[1].reshape(groups.shape).astype(np.int32)
     groups = jnp.asarray(groups)
@@ -77,8 +76,8 @@ def advantages(
     if n == 0:
         return rewards
     _, number = jnp.unique(groups, return_inverse=True, size=n)
-    # Rewards relative to a mean, so that a large constant in them costs no digits; an infinite one
-    # is its own group's affair.
+    # Rewards relative to their mean, so that a large constant costs no digits. The mean leaves out
+    # infinite rewards, which must only affect their own group.
     finite = jnp.isfinite(rewards)
     centre = jnp.sum(jnp.where(finite, rewards, 0)) / jnp.maximum(
         jnp.sum(finite, dtype=rewards.dtype), 1

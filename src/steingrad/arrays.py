@@ -1,4 +1,4 @@
-"""Array helpers that several rooms share."""
+"""Array helpers that several packages use."""
 
 import operator
 from typing import Any
@@ -10,14 +10,14 @@ from jaxtyping import Array, Int, Shaped
 
 
 def compute_dtype(*arrays: Any) -> Any:
-    """The type to compute in: float64 if one of the arrays has it, otherwise float32."""
+    """The dtype to compute in: float64 if one of the arrays has it, otherwise float32."""
     double = any(jnp.result_type(array) == jnp.float64 for array in arrays)
     return jnp.dtype(jnp.float64 if double else jnp.float32)
 
 
 def cast(tree: Any, like: Any) -> Any:
-    """The same tree with its real floating-point arrays in a type, or each in the type of the same
-    leaf of another tree."""
+    """Cast the real floating-point arrays of a tree to a dtype, or to the dtypes of another
+    tree."""
     if not isinstance(like, jnp.dtype):
         return jax.tree.map(lambda leaf, old: leaf.astype(old.dtype), tree, like)
     floating = lambda leaf: eqx.is_inexact_array(leaf) and not jnp.iscomplexobj(leaf)
@@ -25,8 +25,8 @@ def cast(tree: Any, like: Any) -> Any:
 
 
 def as_index(number: Any) -> Any:
-    """A whole number of any kind, such as NumPy's, as an `int`. Anything else is returned as it is,
-    so that a later check can refuse it."""
+    """Convert a whole number of any kind, such as NumPy's, to `int`. Anything else is returned
+    unchanged, so that a later check can refuse it."""
     return operator.index(number) if hasattr(number, "__index__") else number
 
 
@@ -39,23 +39,23 @@ def check_whole(owner: str, setting: str, number: Any, least: int, why: str = ""
 
 
 def brief(tree: Any) -> str:
-    """A pytree on one line, arrays by type and shape, for an error message."""
+    """A pytree on one line, with arrays as dtype and shape, for an error message."""
     return " ".join(eqx.tree_pformat(tree, struct_as_array=True).split())
 
 
 def is_concrete(array: Any) -> bool:
-    """Whether the numbers in an array can be looked at, because JAX is not tracing it."""
+    """Whether the numbers in an array are known: it is no tracer, and it is on this machine."""
     tracer = jax.core.Tracer  # pyright: ignore[reportAttributeAccessIssue]
     return not isinstance(array, tracer) and getattr(array, "is_fully_addressable", True)
 
 
 def expand(array: Array, ndim: int) -> Array:
-    """`array` with axes of length one added at its end."""
+    """`array` with axes of length one appended, up to `ndim` axes."""
     return array.reshape(array.shape + (1,) * (ndim - array.ndim))
 
 
 def take(array: Array, coordinates: Int[Array, "... c"] | None, axis: int = -1) -> Array:
-    """Pick coordinates out of an axis; `array`'s other axes are broadcast against theirs."""
+    """Pick coordinates from an axis. The other axes of `array` and `coordinates` are broadcast."""
     if coordinates is None:
         return array
     for _ in range(-1 - axis):
@@ -86,7 +86,7 @@ def others(values: Shaped[Array, "samples ..."]) -> Shaped[Array, "others sample
     """
     if len(values) == 2:
         return values[::-1][None]
-    # K copies end to end, cut into rows of K + 1: each begins one further than the row before.
+    # K copies end to end, cut into rows of K + 1: each row starts one sample later.
     count = len(values)
     copies = jnp.tile(values, (count, *[1] * (values.ndim - 1)))[1:]
     return copies.reshape(count - 1, count + 1, *values.shape[1:])[:, :count]

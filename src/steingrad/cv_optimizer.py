@@ -1,4 +1,4 @@
-"""How control variates are adapted, whatever they are: one optax transformation."""
+"""One optax transformation that adapts the control variates of any estimator."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,16 +12,16 @@ from .estimators import Estimator
 def cv_optimizer(
     estimator: Estimator | Sequence[Estimator], learning_rate: Any = 1e-3
 ) -> optax.GradientTransformation:
-    r"""The optimiser for an estimator's control variates, fed with the gradient that
+    r"""The optimiser for an estimator's control variates. Its input is the gradient that
     `expectation` or `value_and_grad` returns for `cv`.
 
-    What is learned by descent (`Rodeo`, `DoubleCV`, a learned baseline) takes steps of Adam with
-    this `learning_rate`, which may be a schedule; for `Rebar` and `Relax` with $\beta_1 = 0.999$,
-    as their authors do. A moving average takes the plain step that makes it one. Where nothing is
-    learned it does nothing.
+    Parameters that are learned by descent (`Rodeo`, `DoubleCV`, a learned baseline) are updated by
+    Adam with this `learning_rate`, which may be a schedule. For `Rebar` and `Relax` $\beta_1 =
+    0.999$, as in their papers. Moving averages are updated by a plain gradient step. If the
+    estimator learns nothing, the optimiser does nothing.
 
-    Several estimators, such as those of a model's layers, have one optimiser for the tuple of
-    their control variates.
+    For a sequence of estimators, such as one for each layer of a model, the optimiser takes the
+    tuple of their control variates.
 
     >>> import jax, jax.numpy as jnp, optax, steingrad as sg
     >>> estimator = sg.Rodeo(num_samples=2)

@@ -1,4 +1,4 @@
-"""What estimates may be differentiated by, and how that is shared among devices."""
+"""Which derivatives of estimates are allowed, and how gradients are reduced over devices."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,24 +17,24 @@ FORWARD = (
     "for second derivatives jax.jacrev(jax.grad(...))."
 )
 DRAWN = (
-    "An estimate was differentiated by the parameters of its distribution. Its samples are drawn "
-    "with these, so that a derivative at fixed samples is wrong: a second derivative of "
-    "`expectation`, or a derivative of what `value_and_grad` returns. First derivatives: jax.grad "
-    "of `expectation`. Second derivatives: the gradient along v is an expectation too, of f(x) "
-    "times the derivative of log q(x) along v, whose jax.grad is right (see `expectation`); on a "
-    "small space, differentiate `exact_expectation`. Where the parameters are constants, put "
+    "An estimate was differentiated by the parameters of its distribution: a second derivative of "
+    "`expectation`, or a derivative of what `value_and_grad` returns. The samples were drawn with "
+    "these parameters, so a derivative at fixed samples is wrong. For first derivatives use "
+    "jax.grad of `expectation`. For second derivatives use jax.grad of the gradient along v, which "
+    "is the expectation of f(x) times the derivative of log q(x) along v (see `expectation`), or, "
+    "on a small space, differentiate `exact_expectation`. If the parameters are constants, put "
     "jax.lax.stop_gradient around them. Derivatives by `args` and `cv` are right."
 )
 CONSTANT = (
     "`expectation` was differentiated by an array of its distribution that is not among its "
-    "parameters: the conditions of a FromLogProb, say, and what its log_prob_fn closes over, are "
-    "constants. Let log_prob_fn make them of its parameters, which are differentiated: a network "
-    "that reads an image belongs in there, and runs once for all samples. Where they are "
-    "constants, put jax.lax.stop_gradient around them."
+    "parameters, such as the conditions of a FromLogProb, or an array that its log_prob_fn closes "
+    "over. Compute such an array from the parameters inside log_prob_fn: a network that reads an "
+    "image belongs there, and runs once for all samples. If the array is a constant, put "
+    "jax.lax.stop_gradient around it."
 )
 
-# The identity on derivatives that must not be used. It raises where they are evaluated or
-# transposed, but not where a derivative is formed and then left alone, as behind a stop_gradient.
+# The identity on derivatives that must not be used. It raises when a derivative is evaluated or
+# transposed, but not when a derivative is formed and then dropped, as behind a stop_gradient.
 _refused_p = jax.extend.core.Primitive("refused")
 _refused_p.multiple_results = True
 
@@ -67,7 +67,7 @@ def _reverse_only(leaves):
 
 @partial(_reverse_only.defjvp, symbolic_zeros=True)
 def _reverse_only_jvp(primals, tangents):
-    # Symbolic zeros stay what they are, so that JAX still knows which leaves are differentiated.
+    # Symbolic zeros stay symbolic, so that JAX still knows which leaves are differentiated.
     moved = [t for t in tangents[0] if not isinstance(t, SymbolicZero)]
     moved = iter(_refused_p.bind(*moved, forward=FORWARD, reverse=None) if moved else [])
     out = [t if isinstance(t, SymbolicZero) else next(moved) for t in tangents[0]]
@@ -86,7 +86,7 @@ def _drawn_with_jvp(message, primals, tangents):
     moved = [t for t in jax.tree.leaves(tangents[1], is_leaf=is_zero) if not is_zero(t)]
     out = tangents[0]
     if moved:
-        # Of the right shape, and made of the parameters' derivatives: no other property is used.
+        # The numbers are never used. They only need the right shape and a dependence on `moved`.
         total = lambda leaf: sum(jnp.sum(t).astype(leaf.dtype) for t in moved)
         made = [jnp.broadcast_to(total(leaf), leaf.shape) for leaf in leaves]
         refused = _refused_p.bind(*made, forward=message, reverse=message)
@@ -95,15 +95,15 @@ def _drawn_with_jvp(message, primals, tangents):
 
 
 def reverse_only(tree: Any) -> Any:
-    """The same arrays, whose derivatives may be used in reverse mode only."""
+    """The same arrays, but differentiable in reverse mode only."""
     leaves, others = eqx.partition(tree, eqx.is_inexact_array)
     leaves, structure = jax.tree.flatten(leaves)
     return eqx.combine(jax.tree.unflatten(structure, _reverse_only(leaves)), others)
 
 
 def drawn_with(parameters: Any, estimates: Any, message: str = DRAWN) -> Any:
-    """The same estimates, which must not be differentiated by the parameters of the distribution
-    that their samples came from, or by whatever else is passed."""
+    """The same estimates, but an error with this message is raised if they are differentiated with
+    respect to `parameters`, with which their samples were drawn."""
     arrays, others = eqx.partition(estimates, eqx.is_inexact_array)
     leaves, structure = jax.tree.flatten(arrays)
     leaves = _drawn_with(leaves, eqx.filter(parameters, eqx.is_inexact_array), message)
@@ -111,13 +111,13 @@ def drawn_with(parameters: Any, estimates: Any, message: str = DRAWN) -> Any:
 
 
 def stop_gradient(tree: Any) -> Any:
-    """The same arrays as constants; other leaves as they are."""
+    """The same tree, with its arrays as constants."""
     constant = lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_inexact_array(leaf) else leaf
     return jax.tree.map(constant, tree)
 
 
 def device_axes(tree: Any) -> frozenset[str]:
-    """The axes of a mesh along which any of the arrays differs, inside `jax.shard_map`."""
+    """The mesh axes along which any of the arrays differs, inside `jax.shard_map`."""
     types = map(jax.typeof, filter(eqx.is_array, jax.tree.leaves(tree)))
     # The name changed between versions of JAX.
     varying = lambda t: t.mat.varying if hasattr(t, "mat") else t.vma
@@ -125,11 +125,10 @@ def device_axes(tree: Any) -> frozenset[str]:
 
 
 def on_each_device(tree: Any, like: Any = None) -> Any:
-    """The same arrays, each a copy of the device's own if any of them, or of `like`, differs
-    between devices.
+    """The same arrays, but a copy for each device if any array here or in `like` is not shared.
 
-    The derivative by an array that all devices share would be summed over them. The derivative by
-    its copy stays on its device, where an estimator wants it.
+    The derivative with respect to a shared array would be summed over the devices. The derivative
+    with respect to a copy stays on its device, where an estimator needs it.
     """
     axes = device_axes((tree, like))
 
@@ -141,8 +140,7 @@ def on_each_device(tree: Any, like: Any = None) -> Any:
 
 
 def over_devices(reduce: Callable, gradients: Any, like: Any) -> Any:
-    """Gradients made on each device, reduced over the devices that share the array they belong
-    to."""
+    """Reduce each gradient over the devices that share the array to which it belongs."""
 
     def shared(gradient, array):
         if gradient is None:
@@ -154,8 +152,8 @@ def over_devices(reduce: Callable, gradients: Any, like: Any) -> Any:
 
 
 def check_shared(moving: Any, everything: Any) -> None:
-    """Raise if f closes over an array that devices share, and that is differentiated: what comes
-    back is summed over them before it can be weighted with what each of them does with f."""
+    """Raise if f closes over a differentiated array that devices share. Its gradient would be
+    summed over devices before it can be multiplied by each device's own factor."""
     axes = device_axes(everything)
     if any(axes - device_axes(leaf) for leaf in jax.tree.leaves(moving)):
         raise TypeError(

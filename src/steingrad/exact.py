@@ -17,8 +17,8 @@ def exact_expectation(
 ) -> Float[Array, ""]:
     r"""$\sum_x q(x) f(x)$, averaged over the batch: what `expectation` estimates.
 
-    `f`, `dist` (the distribution $q$) and `args` are as there. Sums over all $m^d$ states, at most
-    $2^{20}$. Differentiable as it stands.
+    `f`, `dist` (the distribution $q$) and `args` are those of `expectation`. The sum is over all
+    $m^d$ states, at most $2^{20}$, and is differentiable.
 
     >>> import jax.numpy as jnp, steingrad as sg
     >>> float(exact_expectation(lambda x: jnp.prod(x, -1), sg.Bernoulli(jnp.zeros(3))))
@@ -26,8 +26,8 @@ def exact_expectation(
     """
     if needs_key(f):
         raise ValueError(
-            "An f that takes a key is random: no sum over states is exact. Bind the key, "
-            "functools.partial(f, key=key), for one draw of its noise; or take the mean of many "
+            "f takes a key, so it is random, and no sum over states is exact. Bind the key, "
+            "functools.partial(f, key=key), for one draw of its noise, or take the mean of many "
             "estimates, as `compare` does."
         )
     fx = jnp.moveaxis(bind(f, dist)(None, dist.enumerate_batch(), *args)[0], 0, -1)
@@ -41,7 +41,7 @@ def exact_gradient(
     f: Callable[..., Float[Array, "..."]], dist: Distribution, *, args: tuple = ()
 ) -> Any:
     r"""$\nabla_\eta \sum_x q_\eta(x) f(x)$, shaped like the distribution's parameters: what the
-    gradient of `expectation` estimates. `f`, `dist` and `args` are as there.
+    gradient of `expectation` estimates. `f`, `dist` and `args` are those of `expectation`.
 
     >>> import jax.numpy as jnp, steingrad as sg
     >>> exact_gradient(lambda x: jnp.sum(x, -1), sg.Bernoulli(jnp.zeros(3)))

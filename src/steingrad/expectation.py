@@ -1,4 +1,4 @@
-"""The front door: an expectation that `jax.grad` differentiates with an estimator."""
+"""The main function: an expectation that `jax.grad` differentiates with an estimator."""
 
 import functools
 import inspect
@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 
 def _takes(arguments: Callable[P, Problem]) -> Callable[[Callable[[Problem], T]], Callable[P, T]]:
-    """A decorator for functions of a `Problem`, which are called with the arguments it is made of:
-    they are listed once."""
+    """A decorator for functions of a `Problem`. The decorated function takes the arguments of
+    `arguments`, which are so listed only once."""
 
     def decorate(function):
         @functools.wraps(function)
@@ -45,28 +45,29 @@ def _takes(arguments: Callable[P, Problem]) -> Callable[[Callable[[Problem], T]]
 def expectation(problem: Problem) -> Any:
     r"""$E_{q_\eta}[f(x)]$, averaged over the batch: estimated, and differentiable.
 
-    $q_\eta$ is `dist`. The `estimator` draws its samples with `key`, and `cv` are its control
-    variates, from `estimator.init(key, dist)`; those that learn nothing need none.
+    $q_\eta$ is `dist`. The `estimator` draws its samples with `key`. `cv` are its control variates,
+    from `estimator.init(key, dist)`; estimators that learn nothing need none.
 
-    `f(x, *args)` maps states `[..., *event]` to values `[...]`, each state on its own. If it has
-    an argument named `key`, it is given one. Its `args`, and any array that it closes over, are
-    differentiated too: if they depend on $\eta$, that direct dependence is added. `context`, of
-    shape `[*batch, c]`, is shown to control variates that look at more than the samples (`Relax`).
-    `relaxation` takes the place of `f` between the states (`Rebar`, `Relax`), where `f` jumps.
+    `f(x, *args)` maps states `[..., *event]` to values `[...]`, each state on its own. If `f` has
+    an argument named `key`, it gets a random key. Its `args`, and any array that it closes over,
+    are differentiated too: if they depend on $\eta$, this direct dependence is added. `context`, of
+    shape `[*batch, c]`, is an input of control variates that use more than the samples (`Relax`).
+    `relaxation` replaces `f` between the states (`Rebar`, `Relax`) if `f` is not continuous there.
 
-    With `has_aux`, `f` returns a pair, its values and anything else, and the result is `(value,
-    aux)` with what `f` returned at the samples, which is not differentiated. With `batched=False`,
-    `f` takes one state and returns one number: see `per_example`, also for `in_axes`.
+    With `has_aux`, `f` returns a pair, its values and anything else. The result is then `(value,
+    aux)`, where `aux` is the second of the pair at the samples and is not differentiated. With
+    `batched=False`, `f` takes one state and returns one number: see `per_example`, also for
+    `in_axes`.
 
     Reverse-mode differentiation gives
 
     - with respect to the distribution: the estimator's unbiased $g \approx \nabla_\eta E[f]$;
-    - with respect to `cv`, the control variates: what `cv_optimizer(estimator)` takes. That is a
-      convention: $E[f]$ does not depend on `cv`. Where they are learned by descent, it is the
-      gradient of the mean over all numbers in $g'$ of their squares, $g'$ being the gradient
-      actually passed on. It carries the square of the incoming cotangent, so that descending it
-      lowers the variance whatever sign and scale the expectation has in the loss. Where they are
-      sums or averages (`Bronco`, `Lariat`), it is the change of these, whatever the loss;
+    - with respect to `cv`, the control variates: the input of `cv_optimizer(estimator)`. This is a
+      convention, because $E[f]$ does not depend on `cv`. If `cv` is learned by descent, it is the
+      gradient of the mean of the squares of all numbers in $g'$, where $g'$ is $g$ times the
+      incoming cotangent. So descent lowers the variance, whatever sign and scale the expectation
+      has in the loss. If `cv` consists of sums or averages (`Bronco`, `Lariat`), it is minus their
+      change, whatever the loss;
     - with respect to `args` and what `f` closes over: the ordinary gradient of the mean of $f$.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
@@ -80,10 +81,10 @@ def expectation(problem: Problem) -> Any:
     ([(4,), ()], ())
 
     Derivatives of these gradients with respect to `args`, closed-over arrays and `cv` are right.
-    With respect to the distribution they would miss that the samples change with it, and raise; so
-    does forward mode. The gradient along a direction $v$ is an expectation too, $E[f(x) \,
-    v^\top \nabla_\eta \log q_\eta(x)]$, and its gradient an unbiased estimate of the Hessian
-    times $v$:
+    Derivatives with respect to the distribution would ignore that the samples change with it, so
+    they raise an error. Forward mode does too. The gradient along a direction $v$ is an expectation
+    too, $E[f(x) \, v^\top \nabla_\eta \log q_\eta(x)]$, and the gradient of this expectation is an
+    unbiased estimate of the Hessian times $v$:
 
     >>> def along(logits, v, key):
     ...     log_q = lambda logits, x: sg.Bernoulli(logits).log_prob(x)
@@ -93,17 +94,17 @@ def expectation(problem: Problem) -> Any:
     (4,)
 
     An empty batch has the value 0. Inside `jax.shard_map` each device estimates the mean over its
-    part of the batch; gradients of what the devices share are summed over them, as those of any
-    function are, but `cv`'s are averaged.
+    part of the batch; gradients with respect to shared arrays are summed over the devices, as for
+    any function, but those with respect to `cv` are averaged.
     """
     dist, estimator, key = problem.dist, problem.estimator, problem.key
     states = jax.eval_shape(lambda key: estimator.draw(key, dist), key)
-    # Arrays that f closes over become leaves of the function, and so are differentiated.
+    # Arrays that f closes over become leaves of the function, so that they are differentiated.
     convert = lambda f: eqx.filter_closure_convert(f, key, states, *problem.args)
     objective = convert(problem.objective)
     stand_in = None if problem.relaxation is None else convert(problem.relaxation)
     constants = dist.constants()
-    # The rest is constant, for an operator may be made of the logits.
+    # The rest is constant: an operator, for example, may be made of the logits.
     rest = replace(problem, cv=None, objective=None, args=(), relaxation=stand_in)
     differentiable = dist.parameters, problem.cv, (objective, problem.args)
     try:
@@ -169,16 +170,15 @@ def _backward(residuals, cotangent, perturbed, differentiable, problem):
     found = grads.parameters, grads.cv, jax.tree.map(times, grads.args[0])
     if not problem.on_devices:
         return found
-    # Gradients of f are summed over devices that share an array, as always; control variates want
-    # the mean.
+    # As always in JAX, gradients are summed over devices; those of control variates are averaged.
     reduce = jax.lax.psum, jax.lax.pmean, jax.lax.psum
     return tuple(map(over_devices, reduce, found, (parameters, cv, objective_and_args)))
 
 
 @_takes(pose)
 def value_and_grad(problem: Problem) -> tuple[Any, Gradients]:
-    r"""What `expectation` and its derivatives compute, explicitly: the mean of $f$ over samples
-    and batch, and `Gradients(parameters, cv, args)`; with `has_aux`, `((mean, aux), gradients)`.
+    r"""Returns what `expectation` and its derivatives compute: the mean of $f$ over samples and
+    batch, and `Gradients(parameters, cv, args)`. With `has_aux`, `((mean, aux), gradients)`.
 
     The arguments are those of `expectation`: `f`, `dist`, `estimator`, `cv`, `key`, `args`,
     `context`, `relaxation`, `has_aux`, `batched`, `in_axes`.

@@ -1,4 +1,4 @@
-"""Fast forms of sums, means and small linear systems, each sum and solve beside its plain form.
+"""Fast forms of sums, means and small linear systems, with their plain forms.
 
 On a CPU, XLA's reductions and its solver are slow for the shapes that occur here.
 `tests/test_fast.py` checks that each function agrees with the `plain_` function of the same name.
@@ -106,7 +106,7 @@ def solve(gram: Float[Array, "*d n n"], right: Float[Array, "*d n"]) -> Float[Ar
     factor: dict[tuple[int, int], Array] = {}
     for j in range(n):
         left = gram[..., j, j] - sum(factor[j, k] ** 2 for k in range(j))
-        # The bound is what rounding leaves of a feature that depends on the others.
+        # The bound is the rounding error of a feature that depends linearly on the others.
         factor[j, j] = jnp.sqrt(jnp.maximum(left, 1e-6 * gram[..., j, j] + TINY))
         for i in range(j + 1, n):
             left = gram[..., i, j] - sum(factor[i, k] * factor[j, k] for k in range(j))

@@ -1,4 +1,4 @@
-"""The objective f: how it is called, and what its evaluation leaves for an estimator."""
+"""The objective f: how it is called, and the results that an estimator gets."""
 
 import functools
 import inspect
@@ -18,10 +18,10 @@ from .distributions.base import Distribution
 
 
 class Evaluated(eqx.Module):
-    r"""The samples, what was evaluated at them, and what else an estimate may look at.
+    r"""The samples, the evaluations of f, and the other inputs of an estimate.
 
-    All floating-point arrays have one type, which is also that of the distribution and of the
-    control variates that an estimator is handed together with this.
+    All floating-point arrays have one dtype, which is also the dtype of the distribution and of the
+    control variates that an estimator gets with them.
     """
 
     x: Float[Array, "samples ..."]
@@ -35,11 +35,11 @@ class Evaluated(eqx.Module):
     f: Callable[[Array], Array] | None = None
     """f itself. A random f draws the same numbers whenever it is called with the shape of `x`."""
     key: PRNGKeyArray | None = None
-    """The key for what the estimate draws."""
+    """The key for the random numbers of the estimate."""
     context: Array | None = None
-    """What the control variates may know beside the samples, of shape `[*batch, c]`."""
+    """A further input of the control variates, of shape `[*batch, c]`."""
     memo: Any = None
-    """What the estimator returned beside the further points when it proposed them."""
+    """The memo that `Estimator.propose` returned with the further points."""
 
     @property
     def event_ndim(self) -> int:
@@ -50,9 +50,9 @@ class Evaluated(eqx.Module):
 def bind(
     f: Callable[..., Any], dist: Distribution, *, relaxed: bool = False, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """`f` as a function of a key, of states as one array, and of further arguments, which returns a
-    pair: values, checked, and anything else (`None` without `has_aux`). `relaxed` says that a
-    gradient of 0 everywhere would make the estimate wrong."""
+    """`f` as a function of a key, of states as one array, and of further arguments. It returns a
+    pair: checked values, and aux (`None` without `has_aux`). `relaxed` means that the estimate
+    would be wrong if the gradient of f were 0 everywhere."""
     if isinstance(f, (Callback, PerExample)):
         call = f.on(dist)
     elif takes_key(f):
@@ -65,14 +65,14 @@ def bind(
         if has_aux:
             if not isinstance(out, tuple) or len(out) != 2:
                 raise TypeError(
-                    "With has_aux=True f returns a pair, its values and anything else, but it "
-                    f"returned a {type(out).__name__}."
+                    "With has_aux=True f must return a pair, its values and anything else, but it "
+                    f"returned a {type(out).__name__}. Return (values, aux)."
                 )
             out, aux = out
         elif isinstance(out, (tuple, list, dict)):
             raise TypeError(
-                f"f must return an array of values, but returned a {type(out).__name__}. If it "
-                "returns something beside them, (values, aux), say has_aux=True."
+                f"f must return an array of values, but returned a {type(out).__name__}. To "
+                "return something else too, return (values, aux) and pass has_aux=True."
             )
         fx = jnp.asarray(out)
         expected = x.shape[: x.ndim - dist.event_ndim]
@@ -89,12 +89,11 @@ def bind(
             )
         if relaxed and not jnp.issubdtype(fx.dtype, jnp.floating):
             raise TypeError(
-                "This estimator goes by the gradient of f, which must be continuous between "
-                f"the states, but it returned {fx.dtype}: such an f jumps, and its gradient "
-                "is 0. Use RLOO or Rodeo; Rebar and Relax also take a continuous stand-in, "
-                "relaxation=...."
+                "The result of this estimator depends on the gradient of f, so f must be "
+                f"continuous between the states, but f returned {fx.dtype}, whose gradient is 0. "
+                "Use RLOO or Rodeo, or pass a continuous relaxation=... to Rebar or Relax."
             )
-        # One type for values and gradients, whichever estimator asks.
+        # The same dtype for values and gradients, whatever the estimator.
         double = jnp.float64 in (fx.dtype, x.dtype)
         return fx.astype(jnp.float64 if double else jnp.float32), aux
 
@@ -108,8 +107,8 @@ class PerExample:
         given = [] if in_axes is None else in_axes
         if not isinstance(given, Sequence) or any(axis not in (0, None) for axis in given):
             raise ValueError(
-                "in_axes has one entry for each of args: 0 where it begins with the axes of the "
-                f"batch, None where all examples share it. It was given {in_axes}."
+                "in_axes needs one entry for each of args, 0 where it begins with the axes of the "
+                f"batch, None where all examples share it, but was given {in_axes}."
             )
         self.f = f
         self.in_axes = in_axes
@@ -118,7 +117,7 @@ class PerExample:
         return self.f(x, *args, **keywords)
 
     def on(self, dist: Distribution) -> Callable:
-        """f on all states: a function of a key, of states and of further arguments."""
+        """f mapped over all states, as a function of a key, of states and of further arguments."""
 
         def on_all(key, x, *args):
             in_axes = (None,) * len(args) if self.in_axes is None else tuple(self.in_axes)
@@ -148,11 +147,11 @@ class PerExample:
 
 
 def per_example(f: Callable[..., Any], in_axes: Sequence[int | None] | None = None) -> PerExample:
-    """An `f(x, *args)` written for one state `[*event]`, which returns one number: mapped over
-    samples and batch, it can be used wherever an f is.
+    """Map an `f(x, *args)` that takes one state `[*event]` and returns one number over samples and
+    batch. The result can be used wherever an f is expected.
 
-    `in_axes` has an entry for each of `args`: `None` where all examples share it (the default for
-    all of them), 0 where its arrays begin with the axes of the batch and an example gets its own.
+    `in_axes` has an entry for each of `args`: `None` (the default) if all examples share the
+    argument, 0 if its arrays begin with the axes of the batch and each example gets its own entry.
     If f has an argument named `key`, each state gets a key of its own. Calling `expectation` or
     `value_and_grad` with `batched=False` does the same.
 
@@ -187,7 +186,7 @@ class Callback:
         return self.f(x, *args)
 
     def on(self, dist: Distribution) -> Callable:
-        """f outside JAX: a function of a key, which is not used, of states and of arguments."""
+        """f outside JAX, as a function of a key (not used), of states and of further arguments."""
 
         @jax.custom_jvp
         def call(x, args):
@@ -197,7 +196,7 @@ class Callback:
 
             def host(shown, args):
                 shown, args = jax.tree.map(np.asarray, (shown, args))
-                # jax.vmap adds axes in front, of length 1 where an array was not mapped.
+                # jax.vmap adds axes in front, of length 1 if an array was not mapped.
                 added = jax.tree.leaves(shown)[0].ndim - ndims[0]
                 leaves = jax.tree.leaves((shown, args))
                 lead = np.broadcast_shapes(*(leaf.shape[:added] for leaf in leaves))
@@ -236,7 +235,7 @@ class Callback:
 
 
 class _OneByOne(Callback):
-    """A NumPy f of one state, called for each of them."""
+    """A NumPy f of one state, called for each state."""
 
     def __init__(self, f: Callable, batch_ndim: int, in_axes: tuple[int | None, ...]):
         super().__init__(f)
@@ -258,12 +257,12 @@ class _OneByOne(Callback):
 
 
 def callback(f: Callable[..., np.ndarray]) -> Callback:
-    """An `f(x, *args)` that runs in NumPy, outside JAX: a simulator, a table, another library.
+    """Wrap an `f(x, *args)` that runs in NumPy, outside JAX: a simulator, a table, another library.
 
-    It is given NumPy arrays, states `[..., *event]`, and returns values `[...]` (with `batched=
-    False` or `per_example`, one state and one number). It must give the same values for the same
-    inputs, for it may be called more or less often than it seems (`jax.pure_callback`). It has no
-    gradient: estimators that need one, and derivatives by `args`, are refused.
+    `f` takes NumPy arrays of states `[..., *event]` and returns values `[...]` (with
+    `batched=False` or `per_example`, one state and one number). It must return the same values for
+    the same inputs, because `jax.pure_callback` may call it more or less often than the program
+    does. It has no gradient: estimators that need one, and derivatives by `args`, raise.
 
     >>> import jax, jax.numpy as jnp, numpy as np, steingrad as sg
     >>> f = sg.callback(lambda x: np.max(np.cumsum(x, axis=-1), axis=-1))
@@ -277,9 +276,9 @@ def callback(f: Callable[..., np.ndarray]) -> Callback:
 
 NO_GRADIENT = (
     "An f made by `callback` runs in NumPy: it has no gradient, neither by its states nor by its "
-    "args. Estimators that do without are RLOO, Reinforce, LocalExpectation, "
-    "Bronco(use_gradient=False), Rodeo(surrogate=ExactSurrogate()) and Lariat(gradients=False); "
-    "args that are to be differentiated need an f written with jax.numpy."
+    "args. Estimators without a gradient of f are RLOO, Reinforce, LocalExpectation, "
+    "Bronco(use_gradient=False), Rodeo(surrogate=ExactSurrogate()) and Lariat(gradients=False). "
+    "To differentiate by args, write f with jax.numpy."
 )
 
 
@@ -297,8 +296,8 @@ def takes_key(f: Callable) -> bool:
             return False
     except (TypeError, ValueError):
         return False
-    # The signature may be that of a wrapped function (`jax.jit`, `functools.wraps`), and it lists a
-    # key that a partial has bound as one with a default. So each layer is looked at.
+    # The signature may be that of a wrapped function (`jax.jit`, `functools.wraps`), and a key that
+    # a partial has bound is listed with a default. So each layer of wrapping is inspected.
     layer: Any = f
     while layer is not None:
         if isinstance(layer, functools.partial):
@@ -326,7 +325,7 @@ def needs_key(f: Callable) -> bool:
 
 
 def as_jax_arrays(tree: Any) -> Any:
-    """The same tree with NumPy arrays as JAX arrays, so that they are differentiated."""
+    """The same tree with its NumPy arrays converted to JAX arrays, which are differentiated."""
     numpy = (np.ndarray, np.generic)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, numpy) else leaf, tree)
 
@@ -340,11 +339,11 @@ def evaluate(
     weights: Float[Array, "samples ..."] | None = None,
     differentiable: bool = True,
 ) -> tuple[Float[Array, "samples ..."], Float[Array, "samples ..."] | None, tuple, Any]:
-    """f(x), ∇f(x) if that is needed, the gradient of the mean of f with respect to `args`, and what
-    else f returns, from one forward and one backward pass.
+    """Returns f(x), ∇f(x) if needed, the gradient of the mean of f with respect to `args`, and the
+    aux of f, from one forward and one backward pass.
 
-    `objective` returns a pair, values and anything else. The mean is over batch and samples, which
-    count with their weights if they have any.
+    `objective` returns a pair, values and aux. The mean is over batch and samples, which are
+    weighted if `weights` is given.
     """
     floating = lambda leaf: differentiable and eqx.is_inexact_array(leaf)
     dynamic, static = eqx.partition(args, floating)

@@ -1,4 +1,4 @@
-"""The gradient of rewards that come step by step: each token answers for what follows it."""
+"""The policy gradient for rewards at each step, with returns-to-go."""
 
 import math
 from collections.abc import Callable
@@ -32,15 +32,15 @@ def policy_gradient(
     $$g = \frac1K \sum_k \sum_t \left(R_{k,t} - \frac1{K-1} \sum_{j \ne k} R_{j,t}\right)
     \nabla_\eta \log q_\eta(x_{k,t} \mid x_{k,1} \dots x_{k,t-1}).$$
 
-    `rewards(x, *args)` maps sequences `[..., T, V]` to rewards `[..., T]`, where $r_t$ depends on
-    the tokens up to $t$ and on no later one: then a token cannot change the rewards before it, and
-    leaving them out keeps $g$ unbiased and takes their noise away. A reward for the whole sequence
-    is the reward of the last step, and $g$ is `RLOO`'s. All rewards count as they are, also those
-    after an `end`; where they should not, multiply them with `dist.mask(x)`. Steps after an `end`
-    have nothing to answer for. A discount $\gamma$ is a factor $\gamma^t$ in $r_t$.
+    `rewards(x, *args)` maps sequences `[..., T, V]` to rewards `[..., T]`, where $r_t$ must not
+    depend on tokens after $t$. A token then cannot change earlier rewards, so leaving them out
+    keeps $g$ unbiased and removes their noise. A reward for the whole sequence is a reward of the
+    last step, and $g$ is then that of `RLOO`. Rewards after an `end` count too; to remove them,
+    multiply by `dist.mask(x)`. Tokens after an `end` are certain, and have no score. A discount
+    $\gamma$ is a factor $\gamma^t$ in $r_t$.
 
-    If `rewards` has an argument named `key`, it is given one. `args` are differentiated too. The
-    gradient is one vector–Jacobian product, whatever the number of samples.
+    If `rewards` has an argument named `key`, it gets a random key. `args` are differentiated too.
+    The gradient is one vector–Jacobian product, whatever the number of samples.
 
     Reference: Sutton, McAllester, Singh, Mansour, "Policy gradient methods for reinforcement
     learning with function approximation", NeurIPS 1999; for the baseline, see `RLOO`.
@@ -56,7 +56,7 @@ def policy_gradient(
     if not isinstance(dist, Autoregressive):
         raise TypeError(
             "policy_gradient takes an Autoregressive, whose tokens follow each other, but was "
-            f"given {type(dist).__name__}. Any other distribution: `value_and_grad` with RLOO."
+            f"given {type(dist).__name__}. For that use `value_and_grad` with RLOO."
         )
     num_samples = as_index(num_samples)
     check_num_samples(

@@ -116,7 +116,11 @@ def test_a_start_of_ones_own():
             "blocks name 2 coordinates, but the distribution has 3",
         ),
         (lambda q: sg.GibbsSampler().init(KEY, q, 0), ValueError, "num_chains of 1 or more"),
-        (lambda q: sg.GibbsSampler()(KEY, q, jnp.zeros(3)), TypeError, "chains that `init` made"),
+        (
+            lambda q: sg.GibbsSampler()(KEY, q, jnp.zeros(3)),
+            TypeError,
+            "needs chains made by `init`",
+        ),
         (
             lambda q: sg.GibbsSampler().init(KEY, sg.Subset(jnp.zeros(4), 2), 2),
             ValueError,

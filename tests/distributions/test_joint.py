@@ -296,9 +296,9 @@ def test_empty_batches():
 
 def test_inputs_are_checked():
     bits = sg.Bernoulli(jnp.zeros(2))
-    with pytest.raises(ValueError, match="one of the two"):
+    with pytest.raises(ValueError, match="either named parts or a sequence of parts"):
         sg.Joint()
-    with pytest.raises(ValueError, match="one of the two"):
+    with pytest.raises(ValueError, match="either named parts or a sequence of parts"):
         sg.Joint([bits], bits=bits)
     with pytest.raises(TypeError, match="made of distributions, but was given a"):
         sg.Joint(a=jnp.zeros(2))

@@ -121,7 +121,7 @@ def test_k_is_checked(k):
 
 
 def test_inputs_are_checked():
-    with pytest.raises(ValueError, match="at least 2 logits above −inf, but has 1"):
+    with pytest.raises(ValueError, match="at least 2 logits above −inf, but was given 1 for"):
         sg.Subset(jnp.array([0.0, -jnp.inf, -jnp.inf]), 2)
     with pytest.raises(ValueError, match=r"logits below \+inf"):
         sg.Subset(jnp.array([jnp.inf, 0.0, 0.0]), 1)

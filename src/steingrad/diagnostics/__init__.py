@@ -1,4 +1,4 @@
-"""Which estimator wins on your own problem: bias, variance and cost, side by side."""
+"""Compare estimators on your own problem: bias, variance and cost."""
 
 from .budget import NumSamples as NumSamples
 from .budget import best_num_samples as best_num_samples

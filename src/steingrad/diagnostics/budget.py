@@ -1,4 +1,4 @@
-"""How many samples: what each number of them costs and buys on your own problem."""
+"""How many samples to draw: cost and variance for each number, on your own problem."""
 
 import dataclasses
 import time
@@ -16,28 +16,28 @@ from . import measure
 from .measure import Problem
 from .progress import progress
 
-ROUND = 200  # draws between two looks at the clock
+ROUND = 200  # draws between two checks of the clock
 ROUNDS = 3  # at least
 
 
 @dataclasses.dataclass(frozen=True)
 class NumSamples:
-    """One candidate: what it costs and how much its estimates vary."""
+    """The cost of one candidate, and the variance of its estimates."""
 
     num_samples: int
-    """The candidate."""
+    """The number of samples (or whatever `candidates` are)."""
     evaluations: int
-    """Of f, for one estimate."""
+    """Evaluations of f for one estimate."""
     seconds: float
-    """For one estimate."""
+    """Seconds for one estimate."""
     variance: float
     """The trace of the covariance."""
     variance_times_seconds: float
-    """What to make small."""
+    """Variance × seconds: lower is better."""
     error: float
-    """Of variance × seconds, as far as it is the variance's."""
+    """The standard error of variance × seconds, from the error of the variance alone."""
     draws: int
-    """As many as the budget allowed."""
+    """The number of estimates that the budget allowed."""
 
 
 def best_num_samples(
@@ -54,17 +54,17 @@ def best_num_samples(
     context: Array | None = None,
     relaxation: Callable[..., Float[Array, "..."]] | None = None,
 ) -> tuple[NumSamples, ...]:
-    r"""Variance × time for each number of samples, the best first.
+    r"""Measure variance × time for each number of samples. Returns the best candidate first.
 
-    `make_estimator(n)` builds the estimator for a candidate $n$, which may as well be a number of
-    flips or of draws of a Jacobian; candidates that it, or the problem, refuses are left out. The
-    `seconds` are shared out equally and spent on draws, compilation and adaptation included, with
-    at least three rounds of 200 for each. $T$ seconds buy $T / t$ estimates whose mean has variance
-    $\text{variance} \cdot t / T$: the lowest product is the best use of a long time. It says
-    nothing about bias, which no number of samples takes away.
+    `make_estimator(n)` builds the estimator for a candidate $n$, which may also be a number of
+    flips or of Jacobian draws. Candidates for which it, or the estimate, raises an error are left
+    out. Each candidate gets an equal share of the `seconds`, compilation and adaptation included,
+    and at least three rounds of 200 draws. In $T$ seconds there is time for $T / t$ estimates,
+    whose mean has variance $\text{variance} \cdot t / T$, so the lowest product is best. The result
+    says nothing about bias, which more samples do not remove.
 
-    The `candidates` are tried with `key`. `f`, `dist`, `args`, `context`, `relaxation` and the
-    adaptation (`adapt_steps`, `learning_rate`) are as in `compare`.
+    The `candidates` are tried in order. `key`, `f`, `dist`, `args`, `context`, `relaxation`,
+    `adapt_steps` and `learning_rate` are as in `compare`.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> f = lambda x: jnp.sum((x - 0.45) ** 2, axis=-1)
@@ -123,7 +123,7 @@ def _measure(
     seconds, size = measure.cost(estimate, draw_key)
     chunk = min(ROUND, max(1, measure.CHUNK_BYTES // size))
     variances = []
-    # Rounds are independent, so that the mean of their variances is a variance, with an error.
+    # Rounds are independent, so the mean of their variances has a known standard error.
     while len(variances) < ROUNDS or time.perf_counter() < until:
         round_key = jax.random.fold_in(draw_key, len(variances))
         found = measure.moments(estimate, round_key, ROUND, chunk)

@@ -1,4 +1,4 @@
-"""`compare`: every estimator on the same problem, and what its draws say about it."""
+"""`compare`: measure several estimators on the same problem."""
 
 import dataclasses
 import math
@@ -23,12 +23,12 @@ from .measure import GROUPS, Moments, Problem
 from .progress import progress
 from .table import Comparison, Row
 
-EXACT_STATES = 2**16  # enumerate up to here, counted over the whole batch
+EXACT_STATES = 2**16  # the most states to enumerate, over the whole batch
 SIGNIFICANCE = 1e-4
 ROUNDING = 16  # in units of the last place of f
-# Bits with large logits hardly ever flip, and where the draws happen to miss it their variance
-# misses it too. So a parameter that varies as if it had fewer than ENOUGH of the largest
-# deviations is allowed to miss RARE of them (chance e⁻²⁰).
+# Bits with large logits hardly ever flip. If the draws miss a flip, so does their variance. So if
+# the variance of a parameter is that of fewer than ENOUGH of the largest deviations, up to RARE
+# more of them may have been missed (with probability e⁻²⁰).
 ENOUGH, RARE = 100, 20
 JAX = Path(jax.__file__).parent
 
@@ -47,26 +47,26 @@ def compare(
     context: Array | None = None,
     relaxation: Callable[..., Float[Array, "..."]] | None = None,
 ) -> Comparison:
-    r"""Run each estimator on your own $f$ and $q$; tell its bias, its variance and its cost.
+    r"""Measure the bias, the variance and the cost of each estimator on your own $f$ and $q$.
 
-    `estimators` is a list, or a dictionary that names them; `f`, `dist`, `args`, `context` and
-    `relaxation` are as in `expectation`, and all is drawn with `key`. Control variates that learn
-    first take `adapt_steps` steps of their `cv_optimizer`, with this `learning_rate`; then all
-    stays fixed over `draws` independent estimates, made `chunk` at a time (default: what takes
-    about 64 MB). An estimator that does not fit the problem is left out, and the table says why.
+    `estimators` is a list, or a dictionary from names to estimators. `f`, `dist`, `args`, `context`
+    and `relaxation` are as in `expectation`, and all random numbers come from `key`. Control
+    variates are first adapted by `adapt_steps` steps of their `cv_optimizer`, with this
+    `learning_rate`. They then stay fixed over `draws` independent estimates, made `chunk` at a time
+    (default: about 64 MB). An estimator that does not fit is left out, and the table says why.
 
     Gradients are those of the mean over the batch. Variance (the trace) and squared bias are summed
-    over all parameters, and add up to the mean squared error, by which biased and unbiased
-    estimators can be compared: `least_error` has the lowest. It is that of one estimate; averaging
-    many, as an optimiser does, takes away the variance and leaves the bias. Among the unbiased,
-    what a budget buys is variance × evaluations if $f$ is costly, else variance × time: `best` has
-    the lowest. The time is that of one `value_and_grad` with all that it returns.
+    over all parameters. Their sum is the mean squared error of one estimate, by which biased and
+    unbiased estimators can be compared: `least_error` has the lowest. Averaging many estimates, as
+    an optimiser does, removes the variance but not the bias. Compare unbiased estimators by
+    variance × evaluations if $f$ is costly, otherwise by variance × time: `best` has the lowest
+    variance × time. The time is that of one `value_and_grad`.
 
     The reference is the exact gradient if `f` takes no key and there are at most $2^{16}$ states
-    (over the whole batch), else as many draws of RLOO. Each parameter's z-score is $(\text{mean} -
-    \text{reference}) / \text{standard error}$, and 0 where rounding, or a few rare events that the
-    draws happened to miss, may explain the difference. Where rare events may explain most of the
-    parameters, or there are too few draws, nothing is said about bias but "more draws".
+    (over the whole batch), otherwise the mean of as many draws of RLOO. The z-score of a parameter
+    is $(\text{mean} - \text{reference}) / \text{standard error}$. It is 0 if rounding, or a few
+    rare events that the draws missed, may explain the difference. If rare events may explain most
+    differences, or there are too few draws, the verdict on bias is "more draws".
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> f = lambda x: jnp.sum((x - 0.45) ** 2, axis=-1)
@@ -132,9 +132,9 @@ def _row(name, estimator, dist, seconds, moments: Moments, truth: Moments, draws
     rounding = scale + float(jnp.finfo(dist.dtype).eps) * np.abs(truth.mean)
     rare = np.where(draws * both < ENOUGH * largest**2, RARE * largest / draws, 0)
     if largest == 0 and _may_all_be_the_mode(dist, draws * estimator.num_samples):
-        rare = np.full_like(both, np.inf)  # no deviation seen, so no scale for what was missed
+        rare = np.full_like(both, np.inf)  # no deviation was seen, so its size is unknown
     z = np.where(np.abs(difference) <= rounding + rare, 0, z)
-    # A difference that only rare events can explain says neither yes nor no.
+    # A difference that rare events may explain is evidence neither for nor against bias.
     judged = float(np.mean((np.abs(difference) <= rounding) | (rare == 0) | (z != 0)))
     largest_z = float(np.max(np.abs(z)))
     one = math.erfc(largest_z / math.sqrt(2))
@@ -166,8 +166,8 @@ def _row(name, estimator, dist, seconds, moments: Moments, truth: Moments, draws
 
 
 def _may_all_be_the_mode(dist: Distribution, samples: int) -> bool:
-    """Whether so many samples, each the most probable state, are no surprise: then estimates that
-    are all the same say nothing about whether they must be."""
+    """Whether it is likely enough that all samples are the most probable state. If so, equal
+    estimates are no evidence that the variance is 0."""
     if dist.num_states * math.prod(dist.batch_shape) > EXACT_STATES:
         return False
     log_mode = jnp.sum(jnp.log(jnp.max(dist.probabilities(), axis=-1)))
@@ -178,8 +178,8 @@ def _bias_squared(difference, both, moments: Moments, truth: Moments, draws: int
     r"""$\|b\|^2$ and its standard error, from $d = b + e$, where $e$ is the noise of the means.
 
     $E\|d\|^2 = \|b\|^2 + \operatorname{tr} C$ with $C = \operatorname{Cov}(e)$, and its variance is
-    $4 b^\top C b + 2 \operatorname{tr} C^2$ for normal $e$. What needs more of $C$ than its
-    diagonal comes from the means of groups of draws.
+    $4 b^\top C b + 2 \operatorname{tr} C^2$ for normal $e$. The terms that need more of $C$ than
+    its diagonal come from the means of groups of draws.
     """
     d = np.asarray(difference, np.float64)
     noise = float(np.sum(both, dtype=np.float64)) / draws
@@ -190,16 +190,16 @@ def _bias_squared(difference, both, moments: Moments, truth: Moments, draws: int
     if count < 3:
         return bias_squared, math.nan
     deviations = groups - np.mean(groups, axis=0)
-    products = deviations @ deviations.T  # of n numbers, never an n × n matrix
-    # A deviation's variance is 1 − 1/count of that of a group's mean.
+    products = deviations @ deviations.T  # between groups, so there is no n × n matrix
+    # The variance of a deviation is 1 − 1/count times that of a group's mean.
     spread = 1 - 1 / count
     trace = np.mean(products[~np.eye(count, dtype=bool)] ** 2) / spread**2 / count**2
-    along = np.var(deviations @ d, ddof=1) / count - trace  # dᵀCd has the noise of d itself in it
+    along = np.var(deviations @ d, ddof=1) / count - trace  # dᵀCd contains the noise of d itself
     return bias_squared, float(np.sqrt(4 * max(along, 0.0) + 2 * trace))
 
 
 def _named(estimators: Any) -> dict[str, Estimator]:
-    """The estimators by name, those of a list named after their settings."""
+    """The estimators by name. Those of a list are named after their settings."""
     named = dict(estimators) if isinstance(estimators, Mapping) else {}
     for estimator in () if named else estimators:
         name, copies = _name(estimator), [*map(_name, named.values())].count(_name(estimator))
@@ -225,8 +225,7 @@ def _name(module: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The first sentence of what was said against the problem; of an error that nobody raised on
-    purpose, also what it is and where it happened."""
+    """The first sentence of an error message; its type and place too if no `raise` raised it."""
     sentence = str(error).split(". ")[0].split("\n")[0].strip().removesuffix(".")
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not Path(frame.filename).is_relative_to(JAX)]

@@ -1,4 +1,4 @@
-"""Running one estimator many times: its moments, and what one estimate costs."""
+"""Run one estimator many times: the moments of its estimates, and the cost of one."""
 
 import time
 from collections.abc import Callable
@@ -17,19 +17,19 @@ from ..estimators import Estimator
 
 CHUNK_BYTES = 2**26
 TIMED_CALLS, TIMED_SECONDS = 10, 0.1  # at least
-GROUPS = 20  # of draws, whose means tell the error of what is not linear in the mean
+GROUPS = 20  # of draws: their means give the errors of nonlinear functions of the mean
 
 
 def check_not_empty(what: str, dist: Distribution) -> None:
     if 0 in dist.batch_shape:
         raise ValueError(
-            f"{what} has nothing to look at in an empty batch: the batch_shape is "
-            f"{dist.batch_shape}. Give it a distribution with at least one element."
+            f"{what} has nothing to measure in an empty batch: the batch_shape is "
+            f"{dist.batch_shape}. Pass a distribution with at least one element."
         )
 
 
 class Problem(NamedTuple):
-    """What estimators are measured on, and how they are prepared."""
+    """The problem on which estimators are measured, and the settings of their adaptation."""
 
     f: Callable
     dist: Distribution
@@ -41,7 +41,7 @@ class Problem(NamedTuple):
         return eqx.Partial(estimator.value_and_grad, self.f, self.dist, **self.settings)
 
     def refusal(self, estimator: Estimator, key: PRNGKeyArray) -> Exception | None:
-        """Why the estimator does not fit: found by tracing it, without running anything."""
+        """The error that the estimator raises on this problem, if any. It is traced, not run."""
         try:
             cv = eqx.filter_eval_shape(estimator.init, key, self.dist)
             eqx.filter_eval_shape(self.estimate(estimator), cv, key=key)
@@ -50,7 +50,7 @@ class Problem(NamedTuple):
         return None
 
     def adapted(self, estimator: Estimator, key: PRNGKeyArray) -> Callable:
-        """One estimate as a function of its key, the control variates having learned."""
+        """One estimate as a function of its key, with adapted control variates."""
         init_key, adapt_key = jax.random.split(key)
         estimate, cv = self.estimate(estimator), estimator.init(init_key, self.dist)
         if self.adapt_steps and jax.tree.leaves(cv):
@@ -61,7 +61,7 @@ class Problem(NamedTuple):
 
 @eqx.filter_jit
 def adapt(estimate: Callable, cv: Any, optimizer: Any, key: PRNGKeyArray, steps: int) -> Any:
-    """The control variates after so many steps."""
+    """The control variates after `steps` steps."""
 
     def step(carry, key):
         cv, state = carry
@@ -74,7 +74,7 @@ def adapt(estimate: Callable, cv: Any, optimizer: Any, key: PRNGKeyArray, steps:
 
 
 def cost(estimate: Callable, key: PRNGKeyArray) -> tuple[float, int]:
-    """Seconds and bytes that one estimate takes."""
+    """Returns the seconds and the bytes that one estimate takes."""
     dynamic, static = eqx.partition(estimate, eqx.is_array)
     call = jax.jit(lambda dynamic, key: eqx.combine(dynamic, static)(key=key))
     call = call.lower(dynamic, key).compile()
@@ -83,7 +83,7 @@ def cost(estimate: Callable, key: PRNGKeyArray) -> tuple[float, int]:
         start = time.perf_counter()
         jax.block_until_ready(call(dynamic, key))
         seconds.append(time.perf_counter() - start)
-    # The compiler knows what f and the control variates need, but may decline to say.
+    # The compiler knows the memory of f and of the control variates, but may not report it.
     known = getattr(call.memory_analysis(), "temp_size_in_bytes", 0)
     least = 16 * sum(leaf.nbytes for leaf in jax.tree.leaves(output))
     return float(np.median(seconds)), max(known, least)
@@ -95,15 +95,15 @@ class Moments(NamedTuple):
     largest: Any  # deviation from the mean, over draws and parameters
     value: Any  # the root mean square of the draws' mean f
     groups: Any  # the means of GROUPS runs of draws
-    cosine: Any  # with the direction asked for: the mean over the draws
+    cosine: Any  # with `direction`, averaged over the draws
 
 
 @eqx.filter_jit
 def moments(
     estimate: Callable, key: PRNGKeyArray, draws: int, chunk: int, direction: Any = None
 ) -> Moments:
-    """A chunk at a time, each with its own mean taken off before squaring, so that float32 does
-    not lose a small variance beside a large mean (Chan, Golub, LeVeque 1979)."""
+    """The moments of `draws` estimates. Each chunk is centred at its own mean before squaring, so
+    that float32 keeps a small variance beside a large mean (Chan, Golub, LeVeque 1979)."""
 
     def draw(index):
         value, grads = estimate(key=jax.random.fold_in(key, index))
@@ -114,7 +114,7 @@ def moments(
         count, mean, squares, largest, sums, counts, along = carry
         index = start + jnp.arange(chunk)
         g, cosines = jax.vmap(draw)(index)
-        inside = (index < draws).astype(g.dtype)[:, None]  # the last chunk may be cut short
+        inside = (index < draws).astype(g.dtype)[:, None]  # the last chunk may be shorter
         added = jnp.sum(inside)
         here = g[0] + jnp.sum(inside * (g - g[0]), axis=0) / added  # exact if all are the same
         deviation = inside * (g - here)
@@ -125,7 +125,7 @@ def moments(
         counts = counts.at[group].add(added)
         along += jnp.sum(inside[:, 0] * cosines)
         mean += change * (added / total)
-        # From the mean so far: a chunk may be a single draw, which is its own mean.
+        # Relative to the mean so far, because a chunk may be a single draw, its own mean.
         largest = jnp.maximum(largest, jnp.max(jnp.abs(inside * (g - mean))[:, :-1]))
         return (total, mean, squares, largest, sums, counts, along), None
 
@@ -137,12 +137,12 @@ def moments(
     _, mean, squares, largest, sums, counts, along = end
     variance = squares / (draws - 1)
     value = jnp.sqrt(mean[-1] ** 2 + variance[-1])
-    groups = sums / counts[:, None]  # a group without draws is not a number
+    groups = sums / counts[:, None]  # NaN for a group without draws
     return Moments(mean[:-1], variance[:-1], largest, value, groups, along / draws)
 
 
 def cosine(a: Float[Array, "n"], b: Float[Array, "n"]) -> Float[Array, ""]:
-    """That of the angle between two vectors; 0 where one of them is 0, which points nowhere."""
+    """The cosine of the angle between two vectors; 0 if one of them is 0."""
     norm = jnp.sqrt(jnp.sum(a**2) * jnp.sum(b**2))
     return jnp.where(norm > 0, jnp.sum(a * b) / jnp.where(norm > 0, norm, 1), 0)
 

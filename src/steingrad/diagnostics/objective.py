@@ -1,4 +1,4 @@
-"""Whether f is what estimators take it for: a function of each state alone."""
+"""Check that f is a function of each state alone, as estimators assume."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,15 +25,14 @@ def check_objective(
     num_samples: int = 4,
     tolerance: float = 1e-3,
 ) -> None:
-    r"""Raise unless `f(x, *args)` gives every state of `x` a value of its own: finite, the same
-    when asked again, and whatever the other samples and the other elements of the batch are.
+    r"""Raise unless `f(x, *args)` returns, for every state of `x`, a finite value that is the same
+    at each call and does not depend on the other samples or the other elements of the batch.
 
-    Batch normalisation, a contrastive loss or a mean taken over a wrong axis mixes them. Then
-    $f(x_k)$ depends on $x_j$ too: gradients are of something else, and nothing else would tell. The
-    check draws `num_samples` samples of `dist` with `key`, replaces a random half of the states by
-    others, and compares f at the states that stayed; then it asks for one sample alone. Differences
-    count beyond `tolerance` times the spread of f. It is for the time before training, and cannot
-    see what a random half does not change.
+    Batch normalisation, a contrastive loss or a mean over a wrong axis mixes the states. Then
+    $f(x_k)$ also depends on $x_j$, and gradients are silently wrong. The check draws `num_samples`
+    samples of `dist` with `key`, replaces a random half of the states, and compares f at the states
+    that stayed. It then evaluates one sample alone. Differences up to `tolerance` times the
+    standard deviation of f are ignored. Run it before training; it may miss a rare dependence.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> from steingrad.diagnostics import check_objective
@@ -55,14 +54,14 @@ def check_objective(
     if not np.isfinite(before).all():
         raise ValueError(
             f"f returned {before[~np.isfinite(before)][0]} at a sample of this "
-            f"{type(dist).__name__}: every state needs a finite value."
+            f"{type(dist).__name__}, but every state needs a finite value."
         )
     spread = max(before.std(), float(np.finfo(np.float32).eps) * np.abs(before).max())
     differ = lambda a, b: np.abs(a - b) > tolerance * spread + 1e-30
     if differ(before, np.asarray(objective(x, *args), np.float64)).any():
         raise ValueError(
-            "f gives other values when it is asked again: its randomness must come from its "
-            "argument named `key`."
+            "f returned other values when it was called again with the same states. Let its "
+            "randomness come from an argument named `key`."
         )
     for draw in range(DRAWS):
         others = dist.sample(jax.random.fold_in(other_key, draw), shape)
@@ -75,14 +74,14 @@ def check_objective(
             raise ValueError(
                 "f mixes the states that it is given: at sample and element "
                 f"{at} it was {before[at]:.6g}, and {after[at]:.6g} when only other states had "
-                "changed. Estimators need each value to depend on its own state alone: look for "
-                "batch normalisation, or a mean or a sum over a wrong axis."
+                "changed. Each value must depend on its own state alone: look for batch "
+                "normalisation, or a mean or a sum over a wrong axis."
             )
     if takes_key(f):
-        return  # its numbers go with the shape of x
+        return  # the random numbers of f depend on the shape of x
     alone = np.asarray(objective(x[:1], *args), np.float64)
     if differ(before[:1], alone).any():
         raise ValueError(
-            "f gives the first sample another value when it is the only one: its values depend "
-            "on how many samples there are."
+            "f returned another value for the first sample when it was the only one. Its values "
+            "must not depend on the number of samples."
         )

@@ -1,4 +1,4 @@
-"""A bar on standard error, where somebody may be watching."""
+"""A progress bar on standard error, if this is a terminal."""
 
 import contextlib
 import importlib
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def progress(total: int | float) -> Iterator[Callable[[str, int | float], None]]:
-    """Yields what to call with what comes next and how much is done. No bar where standard error
-    is not a terminal, or `rich` is not installed."""
+    """Yields a function to call with a description and the amount that is done. There is no bar if
+    standard error is not a terminal, or if `rich` is not installed."""
     rich = _rich() if sys.stderr.isatty() else None
     if rich is None:
         yield lambda description, completed: None

@@ -1,4 +1,4 @@
-"""What `compare` found, as a table that prints, is saved and is drawn."""
+"""The result of `compare`, as a table to print, save and plot."""
 
 import csv
 import dataclasses
@@ -14,50 +14,50 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
-    """One estimator; arrays have an entry for each parameter of the distribution, flattened."""
+    """The results of one estimator. Arrays have an entry for each parameter, flattened."""
 
     name: str
-    """As in `estimators`, or its `repr`."""
+    """The name in `estimators`, or a name made of the settings."""
     evaluations: int
-    """Of f, for one estimate."""
+    """Evaluations of f for one estimate."""
     seconds: float
-    """For one estimate."""
+    """Seconds for one estimate."""
     bias_squared: float
-    """Summed over the parameters, less what noise alone would make it."""
+    """The squared bias, summed over the parameters and corrected for noise."""
     bias_squared_error: float
-    """Its standard error; not a number if there are too few draws."""
+    """The standard error of `bias_squared`; NaN if there are too few draws."""
     variance: float
     """The trace of the covariance."""
     mean_squared_error: float
-    """Bias² + variance: that of one estimate."""
+    """Bias² + variance, the error of one estimate."""
     variance_times_evaluations: float
-    """What counts if f is costly."""
+    """The measure to compare if f is costly."""
     variance_times_seconds: float
-    """What counts otherwise."""
+    """The measure to compare if f is cheap."""
     cosine: float
-    """Of one estimate with the reference, averaged over the draws."""
+    """The cosine between one estimate and the reference, averaged over the draws."""
     cosine_of_mean: float
-    """Of the mean of all draws: below 1 by bias (and by what noise is left)."""
+    """The cosine between the mean of all draws and the reference, below 1 by bias (and noise)."""
     largest_z: float
-    """Of all parameters."""
+    """The largest |z| of all parameters."""
     p_value: float
-    """The chance that, without bias, one of all the z-scores is as large (Šidák)."""
+    """The probability of a z-score as large in any parameter if there is no bias (Šidák)."""
     judged: float
-    """The share of parameters whose difference rare events do not excuse."""
+    """The share of parameters whose difference rare events cannot explain."""
     biased: bool
-    """Beyond doubt, p < 1e-4, or not a number."""
+    """Whether p < 1e-4, or p is NaN."""
     declared: bool
-    """Biased by design: the estimator says so itself."""
+    """Whether the estimator declares itself biased."""
     mean: np.ndarray
-    """Of the draws."""
+    """The mean of the draws."""
     variances: np.ndarray
-    """Of the draws."""
+    """The variance of the draws, for each parameter."""
     z: np.ndarray
     """(mean − reference) / standard error."""
 
     @property
     def verdict(self) -> str:
-        """About its bias; nothing if it seems to have none."""
+        """The verdict on bias; empty if no bias was found."""
         if self.declared:
             return "biased (declared)"
         if self.biased:
@@ -67,33 +67,33 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
-    """What `compare` found: a table that prints, in a terminal or a notebook."""
+    """The result of `compare`, which prints as a table in a terminal or a notebook."""
 
     rows: tuple[Row, ...]
-    """In the order of `estimators`."""
+    """One row for each estimator, in the order of `estimators`."""
     draws: int
-    """Of each estimator."""
+    """The number of draws of each estimator."""
     adapt_steps: int
-    """Before them."""
+    """The number of steps of adaptation before the draws."""
     reference: str
-    """What bias and z-scores are against."""
+    """The reference for bias and z-scores, in words."""
     gradient: np.ndarray
-    """The reference's, flattened."""
+    """The gradient of the reference, flattened."""
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Name → why it does not fit."""
+    """The names of the estimators that were left out, and why."""
 
     def __getitem__(self, name: str) -> Row:
         return {row.name: row for row in self.rows}[name]
 
     @property
     def best(self) -> Row | None:
-        """The lowest variance × time among those not biased."""
+        """The row with the lowest variance × time among the unbiased estimators."""
         sound = (row for row in self.rows if not (row.biased or row.declared))
         return min(sound, key=lambda row: row.variance_times_seconds, default=None)
 
     @property
     def least_error(self) -> Row | None:
-        """The lowest mean squared error of one estimate, biased or not."""
+        """The row with the lowest mean squared error of one estimate, biased or not."""
         numbers = (row for row in self.rows if np.isfinite(row.mean_squared_error))
         return min(numbers, key=lambda row: row.mean_squared_error, default=None)
 
@@ -103,7 +103,8 @@ class Comparison:
         return jax.tree.map(plain, dataclasses.asdict(self))
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """A line for each estimator, without the arrays; written to `path` too if there is one."""
+        """One line for each estimator, without the arrays. They are also written to `path` if
+        given."""
         names = [field.name for field in dataclasses.fields(Row) if field.type is not np.ndarray]
         rows = [[getattr(row, name) for name in names] for row in self.rows]
         text = io.StringIO()
@@ -113,8 +114,8 @@ class Comparison:
         return text.getvalue()
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Variance against evaluations and against time, saved to `path` if there is one; returns
-        the two matplotlib axes. On a dotted line variance × cost is that of the best."""
+        """Plot variance against evaluations and against time, and save the figure to `path` if
+        given. Returns the two matplotlib axes. On a dotted line variance × cost is constant."""
         plt = _import("matplotlib.pyplot", "Comparison.plot")
         figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
         least = min((row.variance for row in self.rows if row.variance), default=1.0)

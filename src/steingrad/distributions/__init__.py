@@ -1,4 +1,4 @@
-"""Distributions: what q is."""
+"""The distributions q."""
 
 from .autoregressive import Autoregressive
 from .base import Distribution

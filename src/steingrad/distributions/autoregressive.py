@@ -1,4 +1,4 @@
-"""Sequences of tokens, each drawn given those before it, by a step function with a carry."""
+"""Sequences of tokens, each drawn given the tokens before it, by a step function with a carry."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -21,24 +21,24 @@ class Autoregressive(FromFunction):
     r"""Sequences of $T$ tokens (`length`) out of $V$ (`vocabulary`), $q(x) = \prod_t q(x_t \mid x_1
     \dots x_{t-1})$, from a recurrent step: a GRU, a language model with a cache, a table.
 
-    `step(parameters, carry, token)` takes one sequence's carry, any pytree of arrays, and the token
-    before as a one-hot vector `[V]` (all zeros at the first step); it returns the new carry and the
-    logits `[V]` of the next token. A logit of $-\infty$ excludes a token; one must be left. (If
-    none is, that is an error, but under `jit`, where it cannot be seen, $\log q$ is NaN.) `carry`
-    is what the first step gets, or a function `carry(parameters)` that makes it. A sample has
-    shape `[*batch, T, V]`, one one-hot vector for each token, so that $\nabla f$ means something.
+    `step(parameters, carry, token)` takes the carry of one sequence, any pytree of arrays, and the
+    previous token as a one-hot vector `[V]` (all zeros at the first step). It returns the new carry
+    and the logits `[V]` of the next token. A logit of $-\infty$ excludes a token, but not all
+    tokens may be excluded. (That is an error; under `jit`, which cannot raise it, $\log q$ is NaN.)
+    `carry` is the first carry, or a function `carry(parameters)` that returns it. A sample has
+    shape `[*batch, T, V]`, one one-hot vector for each token, so that $\nabla f$ is defined.
 
     With `end`, the index of the end-of-sequence token, sequences have different lengths: after the
-    first `end` only `end` follows, with probability 1. `mask` and `lengths` tell where that is. All
-    other states have probability 0.
+    first `end` only `end` follows, with probability 1. `mask` and `lengths` show where a sequence
+    ends. All other states have probability 0.
 
-    The `parameters`, any pytree, are shared by the whole batch. `conditions`, arrays that begin
-    with the axes of the batch (`batch_shape`; by default their first axis alone), are what its
-    elements differ in: the first carry is then `carry(parameters, condition)`, and what the steps
-    need of the condition goes into it. Conditions are constants; an encoder whose weights are to
-    be differentiated belongs to the parameters, and `carry` calls it.
+    The `parameters`, any pytree, are shared by the whole batch. The elements of the batch differ in
+    their `conditions`, arrays that begin with the axes of the batch (`batch_shape`; by default
+    their first axis alone). The first carry is then `carry(parameters, condition)`; it must hold
+    whatever the steps need of the condition. Conditions are constants. If the weights of an encoder
+    are to be differentiated, make them parameters and call the encoder in `carry`.
 
-    One `lax.scan` samples, another one gives log-probabilities. To an operator the tokens are the
+    Samples take one `lax.scan`, and so do log-probabilities. For an operator the tokens are the
     coordinates, and each neighbour costs another scan.
 
     >>> import equinox as eqx, jax, jax.numpy as jnp, steingrad as sg
@@ -95,7 +95,7 @@ class Autoregressive(FromFunction):
             )
         if any(map(eqx.is_array, jax.tree.leaves(step))):
             raise TypeError(
-                "Autoregressive was given a step with arrays inside: they would not be "
+                "Autoregressive was given a step with arrays inside, which would not be "
                 "differentiated. Pass them as parameters: step=lambda cell, carry, token: "
                 "cell(...), parameters=cell."
             )
@@ -110,13 +110,13 @@ class Autoregressive(FromFunction):
         if self._batch_shape and conditions is None:
             raise ValueError(
                 f"Autoregressive was given batch_shape={self._batch_shape} without conditions: all "
-                "of the batch would be the same. Pass conditions=..., arrays that begin with those "
+                "elements would be the same. Pass conditions=..., arrays that begin with those "
                 "axes, or draw more samples."
             )
         if conditions is not None and self._carry_fn is None:
             raise ValueError(
-                "Autoregressive was given conditions, which only a function can look at: pass "
-                "carry=lambda parameters, condition: ..., the first carry."
+                "Autoregressive was given conditions, but its carry is not a function of them: "
+                "pass carry=lambda parameters, condition: ..., which returns the first carry."
             )
         _check_step(self)
 
@@ -136,7 +136,7 @@ class Autoregressive(FromFunction):
 
     @property
     def num_states(self):
-        """$V^T$; with `end`, those that do not go on after it."""
+        """$V^T$; with `end`, the number of sequences in which only `end` follows `end`."""
         return self._continuations()[0]
 
     @property
@@ -149,7 +149,7 @@ class Autoregressive(FromFunction):
     def sample_and_log_prob(
         self, key: PRNGKeyArray, shape: tuple[int, ...] = ()
     ) -> tuple[Float[Array, "*lead T V"], Float[Array, "*lead T"]]:
-        """Samples, and the log-probability of each of their tokens, out of one scan."""
+        """Returns samples and the log-probability of each of their tokens, from one scan."""
         x, log_probs, stuck = self._draw(key, shape)
         _check_tokens_left(stuck)
         return x, log_probs
@@ -159,12 +159,12 @@ class Autoregressive(FromFunction):
 
     def step_log_prob(self, x: Float[Array, "... T V"]) -> Float[Array, "... T"]:
         r"""$\log q(x_t \mid x_1 \dots x_{t-1})$ of each token; 0 after the end. (After a token of
-        probability 0 there is no such thing: a number that stands for nothing.)"""
+        probability 0 it is undefined, and the number has no meaning.)"""
         _, log_probs, stuck = self._read(x)
         _check_tokens_left(stuck)
         return log_probs
 
-    # Compiled even where the caller is not: a scan on its own would be compiled at each call.
+    # Always compiled, because a scan outside `jit` would be compiled at each call.
     score = eqx.filter_jit(FromFunction.score)
     log_ratio = eqx.filter_jit(FromFunction.log_ratio)
     score_change = eqx.filter_jit(FromFunction.score_change)
@@ -185,7 +185,7 @@ class Autoregressive(FromFunction):
         return (jnp.cumsum(ends, axis=-1, dtype=jnp.int32) == ends).astype(x.dtype)
 
     def lengths(self, x: Float[Array, "... T V"]) -> Int[Array, "..."]:
-        """The number of tokens up to the first `end`, that one included."""
+        """The number of tokens up to and including the first `end`."""
         return jnp.sum(self.mask(x).astype(jnp.int32), axis=-1, dtype=jnp.int32)
 
     def index(self, x):
@@ -197,8 +197,7 @@ class Autoregressive(FromFunction):
         return jax.nn.one_hot(index, self.vocabulary, dtype=self.dtype)
 
     def enumerate(self):
-        """Every state, of shape `[N, T, V]`, the last token changing fastest; with `end`, those
-        that do not go on after it."""
+        """Every state, of shape `[N, T, V]`, with the last token changing fastest."""
         if self.num_states > MAX_STATES:
             raise ValueError(
                 f"Cannot enumerate the {self.num_states} sequences of {self.length} tokens out of "
@@ -216,7 +215,7 @@ class Autoregressive(FromFunction):
         return self.state(jnp.asarray(index))
 
     def state_number(self, x):
-        # Before the sequences that go on with a token there are those of the tokens below it.
+        # Sequences with a smaller token at a step come before those with a larger one.
         after = np.minimum(self._continuations()[1:], 2**31 - 1).astype(np.int32)
         index = self.index(x)
         below = index * jnp.asarray(after)
@@ -230,7 +229,7 @@ class Autoregressive(FromFunction):
         return take(gradient, values) - take(gradient, here)
 
     def _log_ratio(self, parameters, condition, x, values, coordinates):
-        """For one state, a few neighbours at a time; recomputed when differentiated."""
+        """For one state, a few neighbours at a time. Derivatives recompute it, to save memory."""
 
         @jax.checkpoint
         def at_coordinate(slot):
@@ -261,23 +260,25 @@ class Autoregressive(FromFunction):
         return self._scan(parameters, condition, draw, jax.random.split(key, self.length))
 
     def _scan(self, parameters, condition, choose: Callable, inputs):
-        """One sequence: its tokens, their log-probabilities, and whether there was none to choose.
+        """Returns the tokens of one sequence, their log-probabilities, and whether steps were
+        stuck.
 
-        `choose` makes a token of a step's input and the log-probabilities of all tokens.
+        `choose` returns a token from a step's input and the log-probabilities of all tokens. A step
+        is stuck if it excludes all tokens.
         """
 
         def advance(state, given):
             carry, token, ended, impossible = state
             carry, logits = self.step(parameters, carry, token)
-            # What follows a token of probability 0, or the end, may be logits that are all −∞: no
-            # softmax, and no derivative, must see them.
+            # After a token of probability 0, or after the end, all logits may be −∞. They must not
+            # reach the softmax or its derivative.
             logits = jnp.where(impossible, 0, logits.astype(compute_dtype(logits)))
             if self.end is not None:
                 only_end = jnp.where(jnp.arange(self.vocabulary) == self.end, 0, -jnp.inf)
                 logits = jnp.where(ended, only_end.astype(logits.dtype), logits)
             log_probs = jax.nn.log_softmax(logits)
             token = choose(given, log_probs).astype(self.dtype)
-            # A token of probability 0 that x does not have adds 0, not 0·(−∞).
+            # A token of probability 0 that is not in x must add 0, not 0·(−∞).
             excluded = jnp.isneginf(log_probs)
             terms = token.astype(log_probs.dtype) * jnp.where(excluded, 0, log_probs)
             log_prob = jnp.sum(jnp.where(excluded & (token > 0), -jnp.inf, terms))
@@ -299,8 +300,7 @@ class Autoregressive(FromFunction):
         return self._widened(self._carry_fn(parameters, *conditions))
 
     def _widened(self, tree):
-        """Derivatives are computed in float32 or more: what had the type of the parameters then
-        follows them."""
+        """Cast arrays of the parameters' first dtype to their present one, which may be wider."""
         return jax.tree.map(
             lambda leaf: leaf.astype(self.dtype) if leaf.dtype == self._built_dtype else leaf,
             jax.tree.map(jnp.asarray, tree),
@@ -310,7 +310,7 @@ class Autoregressive(FromFunction):
         return jnp.argmax(x, axis=-1) == self.end
 
     def _continuations(self) -> list[int]:
-        """How many sequences go on from t tokens that have not ended, t = 0 … T."""
+        """The number of continuations of t tokens that have not ended, for t = 0 … T."""
         counts = [1]
         for _ in range(self.length):
             others = self.vocabulary - (self.end is not None)
@@ -319,7 +319,7 @@ class Autoregressive(FromFunction):
 
 
 def _check_step(q: Autoregressive) -> None:
-    """Raise unless the step gives a carry like the one before and a logit for each token."""
+    """Raise unless the step returns a carry like the previous one and a logit for each token."""
     drop = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[len(q.batch_shape) :], leaf.dtype)
     dynamic, static = eqx.partition(q._parameters, eqx.is_array)
 
@@ -338,7 +338,7 @@ def _check_step(q: Autoregressive) -> None:
     except (TypeError, ValueError) as error:
         raise ValueError(
             "Autoregressive called step(parameters, carry, token) with a token of shape "
-            f"{token.shape}, one-hot, and the carry {brief(before)}, and it failed: {error}"
+            f"{token.shape}, one-hot, and the carry {brief(before)}, but the call failed: {error}"
         ) from error
     if not isinstance(out, tuple) or len(out) != 2:
         raise TypeError(
@@ -369,7 +369,7 @@ def _check_step(q: Autoregressive) -> None:
 
 
 def _check_tokens_left(stuck: Array) -> None:
-    """Raise if, where that is known, all tokens of a step were excluded."""
+    """Raise if a step excluded all tokens. Under `jit` this is not known, and nothing is raised."""
     if is_concrete(stuck) and np.asarray(stuck).any():
         step = int(np.argwhere(np.asarray(stuck))[:, -1].min())
         raise ValueError(

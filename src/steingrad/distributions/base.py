@@ -1,4 +1,4 @@
-"""What every distribution knows: how to sample, its score, and its single-coordinate changes."""
+"""The base class of distributions: sampling, scores, and changes of single coordinates."""
 
 import abc
 import math
@@ -23,41 +23,37 @@ COORDINATES_AT_A_TIME = 64
 class Distribution(eqx.Module):
     r"""A distribution $q_\eta$ on $\mathcal X^d$, where a coordinate takes one of $m$ values.
 
-    A state `x` has shape `[..., *event]`, and its leading axes end with `batch_shape`. Which of the
-    $m$ values a coordinate has is also written as an index in $0 \dots m-1$. A neighbour of `x`
-    differs from it in one coordinate and is described by that coordinate and the index of its
-    new value: arrays `coordinates` of shape `[..., c]` (or `None`: all $d$ of them, in order) and
-    `values` of shape `[..., c, n]`.
+    A state `x` has shape `[..., *event]`, and its leading axes end with `batch_shape`. The value of
+    a coordinate is also written as an index in $0 \dots m-1$. A neighbour of `x` differs in one
+    coordinate. It is given by this coordinate and the index of its new value: arrays `coordinates`
+    of shape `[..., c]` (`None`: all $d$, in order) and `values` of shape `[..., c, n]`.
 
     Estimators and operators ask a distribution what it can do (`has_mean`, `is_product`,
     `is_binary`, `relaxable`, `flippable`) and never which class it has.
     """
 
     normalized: ClassVar[Any] = True
-    """Whether `log_prob` is a true log-probability. Some estimators need that, operators do
-    not."""
+    """Whether `log_prob` is normalised. Some estimators need this; operators do not."""
     large_scores: ClassVar[Any] = False
-    """Whether a score for each sample would be too large, as with a network's weights. Then
-    `weighted_score` and `weighted_score_change` are products made of `log_prob` and `log_ratio`
-    alone."""
+    """Whether a score for each sample would be too large, as for the weights of a network. If so,
+    `weighted_score` and `weighted_score_change` are vector–Jacobian products."""
     shares_parameters: ClassVar[Any] = False
-    """Whether the elements of the batch share the parameters, which then have none of the
-    batch's axes. Gradients are then sums over the batch. This implies `large_scores`."""
+    """Whether the elements of the batch share the parameters. If so, the parameters have no batch
+    axes, gradients are sums over the batch, and `large_scores` is true."""
     has_mean: ClassVar[Any] = False
-    """Whether there is a `mean`, $E[x]$, with `pull_mean` and `slope`."""
+    """Whether $E[x]$ is known, with the methods `mean`, `pull_mean` and `slope`."""
     is_product: ClassVar[Any] = False
     """Whether the coordinates are independent, each with parameters of its own."""
     relaxable: ClassVar[Any] = False
-    """Whether states are the corners of a cube or a simplex, with the methods of `Relaxable`
-    for the points between them."""
+    """Whether states are the corners of a cube or a simplex, with the methods of `Relaxable`."""
     full_support: ClassVar[Any] = True
-    """Whether each combination of values has a probability above 0 if all logits are finite.
-    Some operators need that."""
+    """Whether each combination of values has a probability above 0 if all logits are finite. Some
+    operators need this."""
 
     @property
     @abc.abstractmethod
     def parameters(self) -> Any:
-        """What the score differentiates with respect to: an array, or a pytree of arrays."""
+        """The parameters η, by which the score differentiates: an array, or a pytree of arrays."""
 
     @property
     @abc.abstractmethod
@@ -80,7 +76,7 @@ class Distribution(eqx.Module):
     @property
     @abc.abstractmethod
     def dtype(self) -> Any:
-        """The type of the entries of a state."""
+        """The dtype of a state."""
 
     @abc.abstractmethod
     def with_parameters(self, parameters: Any) -> Any:
@@ -96,8 +92,8 @@ class Distribution(eqx.Module):
 
     @abc.abstractmethod
     def score(self, x: Float[Array, "..."]) -> Any:
-        r"""$s(x) = \nabla_\eta \log q_\eta(x)$: the shape of the parameters after `x`'s leading
-        axes."""
+        r"""$s(x) = \nabla_\eta \log q_\eta(x)$, with the leading axes of `x`, then those of the
+        parameters."""
 
     @abc.abstractmethod
     def index(self, x: Float[Array, "..."]) -> Int[Array, "... d"]:
@@ -144,11 +140,10 @@ class Distribution(eqx.Module):
         return jnp.ones(values.shape, x.dtype)
 
     def weighted_score(self, weights: Float[Array, "..."], x: Float[Array, "..."]) -> Any:
-        r"""$\sum_k w_k \, s(x_k)$ over the axes of `x` before those of the batch, shaped like the
-        parameters: what estimates are made of. If the batch shares the parameters, the sum is over
-        the batch too.
+        r"""$\sum_k w_k \, s(x_k)$ over the axes of `x` before the batch axes, shaped like the
+        parameters. If the batch shares the parameters, the sum is over the batch too.
 
-        Where `large_scores`, it is one vector–Jacobian product of `log_prob`.
+        If `large_scores`, this is one vector–Jacobian product of `log_prob`.
         """
         if self.large_scores:
             return self._pull_back(weights, lambda q: q.log_prob(x.astype(q.dtype)))
@@ -163,8 +158,8 @@ class Distribution(eqx.Module):
         values: Int[Array, "... c n"],
         coordinates: Int[Array, "... c"] | None = None,
     ) -> Any:
-        """`score_change`, summed like `weighted_score`. Where `large_scores`, it is one product of
-        `log_ratio`, whose gradient is the change of the score."""
+        """`score_change`, summed like `weighted_score`. If `large_scores`, this is one
+        vector–Jacobian product of `log_ratio`."""
         if self.large_scores:
             return self._pull_back(
                 coefficients, lambda q: q.log_ratio(x.astype(q.dtype), values, coordinates)
@@ -180,14 +175,14 @@ class Distribution(eqx.Module):
     def _pull_back(
         self, weights: Float[Array, "..."], log_probs: Callable[["Distribution"], Array]
     ) -> Any:
-        """∇_η Σ weights · log_probs(q_η). The result is linear in the weights, so its derivative by
-        them is one Jacobian–vector product."""
+        """∇_η Σ weights · log_probs(q_η). The result is linear in the weights, so its derivative
+        with respect to them is one Jacobian–vector product."""
         parameters = jax.tree.map(lambda p: p.astype(compute_dtype(p)), self.parameters)
         out, pull_back = jax.vjp(lambda p: log_probs(self.with_parameters(p)), parameters)
         return pull_back(weights.astype(out.dtype))[0]
 
     def _one_lead(self, array: Array, ndim: int) -> Array:
-        """`array` with a single axis before those of the batch and its own last `ndim`."""
+        """`array` with a single axis before the batch axes and its own last `ndim` axes."""
         rest = len(self.batch_shape) + ndim
         return array.reshape(-1, *array.shape[array.ndim - rest :])
 
@@ -217,8 +212,8 @@ class Distribution(eqx.Module):
         return pull_back(v)[0]
 
     def slope(self, gradient: Any) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-        r"""The $v$ with $\nabla_\eta (v^\top \mu)$ = `gradient`, as a numerator and a denominator
-        that are shaped like a state. The denominator is the variance of $x$."""
+        r"""The $v$ with $\nabla_\eta (v^\top \mu)$ = `gradient`, as a numerator and a denominator,
+        both shaped like a state. The denominator is the variance of $x$."""
         raise NotImplementedError(f"{type(self).__name__} has no mean in closed form.")
 
     @property
@@ -233,34 +228,34 @@ class Distribution(eqx.Module):
 
     @property
     def flip_shape(self) -> tuple[int, int]:
-        """How many coordinates `flips` change, and the most values that one of them has."""
+        """The number of coordinates that `flips` changes, and the most values of any of them."""
         return self.num_coordinates, self.num_values
 
     def constants(self) -> tuple:
-        """Arrays that are not among the parameters, such as those that functions of the
-        distribution close over: they must not be differentiated."""
+        """Arrays that are not among the parameters and must not be differentiated, such as arrays
+        that functions of the distribution close over."""
         return ()
 
     def view(self, x: Float[Array, "..."]) -> Any:
-        """The state as f is shown it."""
+        """The state in the form in which f gets it."""
         return x
 
     def by_part(self, fn: Callable, *states: Array | None, key: PRNGKeyArray | None = None) -> Any:
-        """`fn(part, *states, key)` for each independent part, arranged like the parameters.
+        """`fn(part, *states, key)` for all independent parts, arranged like the parameters.
 
-        A `Joint` calls `fn` with each of its parts, the part's share of each state (or gradient)
-        and a key of its own. Any other distribution is its own only part.
+        A `Joint` calls `fn` for each of its parts, with the part's share of each state (or
+        gradient) and a key of its own. Any other distribution has itself as its only part.
         """
         return fn(self, *states, key)
 
     def sample_by_part(self, draw: Callable, key: PRNGKeyArray) -> Float[Array, "..."]:
-        """`draw(part, key)` for each independent part, put together as states."""
+        """The results of `draw(part, key)` for all independent parts, joined to states."""
         return draw(self, key)
 
     def rows(self, row: Callable, x: Float[Array, "..."], averages: bool) -> tuple:
-        """`row(part, x)`, a triple of neighbours, their weights and the weight of `x`, for each
-        independent part, put together. If it `averages` over coordinates, each part counts with its
-        share of them."""
+        """The results of `row(part, x)` for all independent parts, joined: neighbours, their
+        weights, and the weight of `x`. If the row `averages` over coordinates, each part counts
+        with its share of them."""
         return row(self, x)
 
     def neighbours(
@@ -270,16 +265,16 @@ class Distribution(eqx.Module):
         coordinates: Int[Array, "... c"] | None = None,
     ) -> Neighbours:
         """The states that differ from `x` in one coordinate, whose index is larger by one of the
-        offsets, cyclically. By default these are all other values of all coordinates."""
+        offsets, cyclically. By default all other values of all coordinates are neighbours."""
         return Neighbours(self, x, self.shift(x, offsets, coordinates), coordinates)
 
     def flips(self, x: Float[Array, "..."]) -> Any:
-        """The changes of single coordinates of which `Bronco` tries one. A coordinate that cannot
+        """The changes of single coordinates from which `Bronco` draws. A coordinate that cannot
         change alone may have a partner that changes with it."""
         return self.neighbours(x)
 
     def enumerate(self) -> Float[Array, "states ..."]:
-        """Every state, of shape `[m**d, *event]`, the last coordinate changing fastest."""
+        """Every state, of shape `[m**d, *event]`, with the last coordinate changing fastest."""
         if self.num_states > MAX_STATES:
             raise ValueError(
                 f"Cannot enumerate {self.num_values}^{self.num_coordinates} states: at most 2^20 "
@@ -297,7 +292,7 @@ class Distribution(eqx.Module):
         return jnp.broadcast_to(states, (len(states), *batch, *self.event_shape))
 
     def probabilities(self) -> Float[Array, "... states"]:
-        """q of every state in the order of `enumerate()`, normalised: shape `[*batch, m**d]`."""
+        """Normalised q of every state in the order of `enumerate()`, of shape `[*batch, m**d]`."""
         return jax.nn.softmax(jnp.moveaxis(self.log_prob(self.enumerate_batch()), 0, -1))
 
     def state_number(self, x: Float[Array, "..."]) -> Int[Array, "..."]:
@@ -315,7 +310,7 @@ class Distribution(eqx.Module):
         coordinates: Int[Array, "... c"] | None = None,
     ) -> Int[Array, "... c n"]:
         """The `values` of the neighbours whose index is larger by each offset, cyclically. By
-        default these are all other values."""
+        default all other values."""
         index, m = self.index(x), self.num_values
         index = (index if coordinates is None else take(index, coordinates))[..., None]
         offsets = tuple(range(1, m)) if offsets is None else offsets
@@ -328,7 +323,7 @@ class Distribution(eqx.Module):
         values: Int[Array, "... c n"],
         coordinates: Int[Array, "... c"] | None = None,
     ) -> Float[Array, "... c n"]:
-        """`h` at every neighbour, a few coordinates at a time: the plain definition."""
+        """`h` at every neighbour, evaluated for a few coordinates at a time."""
         index = self.index(x)
         everywhere = jnp.arange(self.num_coordinates, dtype=jnp.int32)
         if coordinates is None:
@@ -346,7 +341,7 @@ class Distribution(eqx.Module):
 
 
 class FromLogits(Distribution):
-    """What distributions share whose parameters are their logits."""
+    """The base class of distributions whose parameters are logits."""
 
     logits: eqx.AbstractVar[Float[Array, "..."]]
     has_mean: ClassVar = True
@@ -364,7 +359,7 @@ class FromLogits(Distribution):
 
     @property
     def _logits(self) -> Array:
-        """The logits in the type to compute in, at least float32."""
+        """The logits in the dtype to compute in, at least float32."""
         wide = self.logits.dtype.itemsize >= 4
         return self.logits if wide else self.logits.astype(jnp.float32)
 
@@ -374,14 +369,13 @@ def check_inside(
     x: Array,
     advice: str = "Pass the points that `sample` gave, where f was evaluated.",
 ) -> None:
-    """Raise if `x`, where its numbers are known, has an entry that no state of the distribution
-    has."""
+    """Raise if `x` has an entry that no state of the distribution has. Tracers are not checked."""
     if not is_concrete(x) or not is_concrete(jax.tree.leaves(dist.parameters)[0]):
         return
     with jax.ensure_compile_time_eval():
         index = np.asarray(dist.index(x))
         nearest = dist.state(jnp.asarray(np.clip(index, 0, dist.num_values - 1)))
-        # Rounding to another type on the way does not matter.
+        # Rounding to another dtype is allowed.
         coarse = max(float(jnp.finfo(t).eps) for t in (x.dtype, nearest.dtype))
         given, nearest = np.asarray(x, np.float64), np.asarray(nearest, np.float64)
     outside = ~np.isclose(given, nearest, rtol=2 * coarse, atol=0)
@@ -393,7 +387,7 @@ def check_inside(
 
 
 def as_logits(name: str, logits: Any, axes: tuple[str, ...]) -> Float[Array, "..."]:
-    """`logits` as an array; raise unless it has floating-point numbers and these last axes."""
+    """Returns `logits` as an array. Raises unless it is floating-point and has these last axes."""
     if not isinstance(logits, (jax.Array, np.ndarray, np.generic)):
         raise TypeError(
             f"{name} needs its logits as an array, but was given a {type(logits).__name__}. Write "
@@ -425,7 +419,7 @@ def as_logits(name: str, logits: Any, axes: tuple[str, ...]) -> Float[Array, "..
 
 
 def _one_variable(shape: tuple[int, ...], axes: tuple[str, ...]) -> str:
-    """Advice for the logits of a single variable."""
+    """The advice to add an axis, if the logits are those of a single variable."""
     if len(shape) == len(axes) - 1 == 1:
         return (
             f" A single variable of {shape[0]} values has logits[None], of shape (1, {shape[0]})."

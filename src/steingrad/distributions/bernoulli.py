@@ -18,9 +18,9 @@ class Bernoulli(FromLogits, Relaxable, Independent):
     \sigma(\text{logits})$.
 
     `logits` has shape `[*batch, d]`, and so does a sample, whose entries are 0 or 1 in the type of
-    the logits. The score is $s(x) = x - \theta$. A flipped bit changes the log-probability by
-    $(1 - 2 x_i) \cdot \text{logit}_i$ and the score by $1 - 2 x_i$. Bits with logits of
-    $\pm\infty$ never change: their gradient is 0, and the other bits are not affected by them.
+    the logits. The score is $s(x) = x - \theta$. Flipping bit $i$ changes the log-probability by
+    $(1 - 2 x_i) \cdot \text{logit}_i$ and the score by $1 - 2 x_i$. Bits with logits of $\pm\infty$
+    never change: their gradient is 0, and the other bits are not affected by them.
 
     >>> import jax, jax.numpy as jnp
     >>> q = Bernoulli(jnp.array([0.0, 2.0, -2.0]))
@@ -72,7 +72,7 @@ class Bernoulli(FromLogits, Relaxable, Independent):
         # Linear in x, the natural extension to the interior of the cube: ∂/∂x is the logit.
         logits = self._logits
         x, certain = x.astype(logits.dtype), jnp.isinf(logits)
-        # A bit that is certain adds 0, not ∞ − ∞.
+        # A bit that is certain must add 0, not ∞ − ∞.
         finite = jnp.where(certain, 0, logits)
         terms = jnp.where(certain, 0, x * finite - jax.nn.softplus(finite))
         impossible = certain & ((x > 0.5) != (logits > 0))
@@ -136,7 +136,7 @@ class Bernoulli(FromLogits, Relaxable, Independent):
     def by_log_odds(self, gradient):
         return gradient
 
-    # A bit is a corner of the cube by itself: one number in place of two.
+    # For bits, a corner of the cube has one number for each coordinate instead of two.
 
     def corner(self, x):
         return x.astype(self._logits.dtype)
@@ -156,7 +156,7 @@ class Bernoulli(FromLogits, Relaxable, Independent):
         return jnp.where(jnp.isinf(logits), 100 * jnp.sign(logits), logits)
 
     def latent_given(self, x, noise):
-        # x = 1: log(v / ((1 − v)(1 − θ)) + 1), a logistic variable that is known to be positive.
+        # x = 1: log(v / ((1 − v)(1 − θ)) + 1), a logistic variable given that it is positive.
         sign = 2 * x.astype(noise.dtype) - 1
         return sign * jax.nn.softplus(noise + jax.nn.softplus(sign * self.location()))
 

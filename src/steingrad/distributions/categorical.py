@@ -39,13 +39,13 @@ class Categorical(LogitOfEachValue, Relaxable):
         return self.logits.shape[-2:]
 
     def slope(self, gradient):
-        # Up to a constant for each coordinate, which makes no difference.
+        # This is right up to a constant for each coordinate, which makes no difference.
         return gradient, self.soften(1.0)
 
     def log_prob(self, x):
         logits = self._logits
         x, log_probs = x.astype(logits.dtype), jax.nn.log_softmax(logits)
-        # A value of probability 0 that x does not have adds 0, not 0·(−∞).
+        # A value of probability 0 that is not in x must add 0, not 0·(−∞).
         impossible = jnp.isneginf(log_probs)
         terms = x * jnp.where(impossible, 0, log_probs)
         return sum_of_events(jnp.where(impossible & (x > 0.5), -jnp.inf, terms), 2)
@@ -68,7 +68,7 @@ class Categorical(LogitOfEachValue, Relaxable):
         return gradient
 
     def corner(self, x):
-        # Also of a point between the states, as Gumbel-softmax has them.
+        # x may also be a point between the states, as in Gumbel-softmax.
         return x.astype(self._logits.dtype)
 
     def noise(self, key, shape):
@@ -81,7 +81,7 @@ class Categorical(LogitOfEachValue, Relaxable):
         return jax.nn.log_softmax(jnp.where(jnp.isneginf(logits), least, logits))
 
     def latent_given(self, x, noise):
-        # The largest entry has a law of its own, standard Gumbel; the others are cut off below it.
+        # The largest entry is standard Gumbel, and the others are truncated below it.
         top = jnp.sum(x.astype(noise.dtype) * noise, axis=-1, keepdims=True)
         below = -jnp.logaddexp(-self.location() - noise, -top)
         return jnp.where(x > 0, top, below)

@@ -1,4 +1,4 @@
-"""What `FromLogProb` and `Autoregressive` share: a function of any parameters, for one state."""
+"""The base class of distributions that are given by a function of one state."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ from .base import Distribution
 
 
 class FromFunction(Distribution):
-    """A distribution whose probabilities are a function of parameters, any pytree, and of
-    conditions. It is written for one state; here it becomes one for all."""
+    """A distribution whose probabilities are a function of parameters (any pytree), conditions and
+    one state. This class maps the function over samples and batch."""
 
     large_scores: ClassVar = True
     _parameters: eqx.AbstractVar[Any]
@@ -46,11 +46,11 @@ class FromFunction(Distribution):
         return jnp.result_type(*jax.tree.leaves(self.parameters))
 
     def constants(self):
-        """The conditions, and arrays that JAX is tracing outside `_log_prob` and that it uses."""
+        """The conditions, and the tracers from outside `_log_prob` that it closes over."""
         others = eqx.tree_at(lambda q: q._parameters, self, None)
         others = tuple(jax.tree.leaves(eqx.filter(others, eqx.is_inexact_array)))
         if device_axes((self._parameters, self.conditions)):
-            # Inside `jax.shard_map` a trace of its own would have to know of the devices.
+            # Inside `jax.shard_map` a separate trace would have to know the devices.
             return others
         dynamic, static = eqx.partition(self._parameters, eqx.is_array)
         batch_ndim = len(self.batch_shape)
@@ -93,16 +93,16 @@ class FromFunction(Distribution):
         return jnp.broadcast_to(everywhere, (*lead, self.num_coordinates))
 
     def _for_each_key(self, fn: Callable, key: PRNGKeyArray, shape: tuple[int, ...]):
-        """`fn(parameters, condition, key)` for every sample, with a key of its own."""
+        """Call `fn(parameters, condition, key)` for every sample, with a key of its own."""
         lead = (*shape, *self._batch_shape)
         keys = jax.random.split(key, lead)
-        # A key of the old kind has an axis.
+        # A raw `uint32` key has an axis of its own.
         return self._for_each(fn, keys, event_ndim=keys.ndim - len(lead))
 
     def _for_each(self, fn: Callable, x: Array, *others: Array, event_ndim: int | None = None):
-        """`fn(parameters, condition, x, *others)` for every state (or whatever else has
-        `event_ndim` axes of its own): its own parameters, or its condition, along the batch axes;
-        shared ones along the axes before them."""
+        """Call `fn(parameters, condition, x, *others)` for every state (or anything else with
+        `event_ndim` axes of its own). Each element of the batch has its own condition, and its own
+        parameters unless they are shared."""
         dynamic, static = eqx.partition(self._parameters, eqx.is_array)
 
         def mapped(dynamic, condition, x, *others):
@@ -119,7 +119,7 @@ class FromFunction(Distribution):
 
 
 def check_parameters(name: str, parameters: Any) -> None:
-    """Raise unless there is something to differentiate with respect to."""
+    """Raise unless the parameters have an array to differentiate with respect to."""
     if not any(map(eqx.is_inexact_array, jax.tree.leaves(parameters))):
         raise ValueError(
             f"{name} needs at least one floating-point array among its parameters, but was given "
@@ -128,11 +128,12 @@ def check_parameters(name: str, parameters: Any) -> None:
 
 
 def batch_of(name: str, conditions: Any, batch_shape: Sequence[int] | None) -> tuple[int, ...]:
-    """As given, or the first axis of the conditions; raise unless all of them begin with it."""
+    """Returns `batch_shape` if given, else the first axis of the conditions. Raises unless all
+    conditions begin with these axes."""
     shapes = [leaf.shape for leaf in jax.tree.leaves(conditions)]
     if conditions is not None and not shapes:
         raise ValueError(
-            f"{name}'s conditions are arrays, but was given {conditions!r}. Leave them out if "
+            f"{name} needs arrays as conditions, but was given {conditions!r}. Leave them out if "
             "there are none."
         )
     first = shapes[0][:1] if shapes else ()
@@ -140,7 +141,7 @@ def batch_of(name: str, conditions: Any, batch_shape: Sequence[int] | None) -> t
     for shape in shapes:
         if shape[: len(batch)] != batch or (batch_shape is None and not shape):
             raise ValueError(
-                f"{name}'s conditions begin with the axes of the batch, batch_shape="
+                f"{name}'s conditions must begin with the axes of the batch, batch_shape="
                 f"{batch}, but have shapes {shapes}."
             )
     return batch

@@ -16,32 +16,32 @@ from .values import RealValued, check_values
 
 
 class FromLogProb(FromFunction, RealValued):
-    r"""Any $q_\eta$ on $\{v_1 \dots v_m\}^d$, given by $\log q_\eta(x)$ as a function of
-    parameters and state: an Ising model, a network that gives probabilities, ...
+    r"""Any $q_\eta$ on $\{v_1 \dots v_m\}^d$, given by $\log q_\eta(x)$ as a function of parameters
+    and state, such as an Ising model or a network.
 
-    `log_prob_fn(parameters, x)` takes the parameters of one distribution and one state `x` of
-    shape `[d]`, and returns a scalar. The parameters are any pytree; with a `batch_shape`, each of
-    its arrays begins with those axes. The $d$ coordinates, `num_coordinates`, take the given
-    `values` (default: bits).
-    Estimates differentiate `log_prob_fn` once for all samples, so that the parameters may be many.
+    `log_prob_fn(parameters, x)` takes the parameters of one distribution and one state `x` of shape
+    `[d]`, and returns a scalar. The parameters are any pytree. With a `batch_shape`, each array in
+    it begins with these axes. The `num_coordinates` coordinates $d$ take the given `values`
+    (default: bits). An estimate differentiates `log_prob_fn` only once, whatever the number of
+    samples.
 
     **Shared parameters**: with `conditions`, a pytree of arrays that begin with the axes of the
     batch (`batch_shape`; by default their first axis alone), the parameters have no such axes, and
-    it is `log_prob_fn(parameters, x, condition)`: one network for the whole batch. Gradients are
-    shaped like the parameters. Conditions, and arrays that the functions close over, are constants:
-    what is to be differentiated, a network that looks at them too, belongs into the parameters and
-    `log_prob_fn`, where it runs once for all samples.
+    the call is `log_prob_fn(parameters, x, condition)`: one network for the whole batch. Gradients
+    are shaped like the parameters. Conditions, and arrays that the functions close over, are
+    constants. A network that reads the conditions is differentiated if its weights are parameters
+    and `log_prob_fn` calls it; it then runs once for all samples.
 
-    **Samples** come from you (`estimate`), or from `sampler(key, parameters)`, with conditions
-    `sampler(key, parameters, condition)`, which returns one state of shape `[d]`.
+    **Samples**: pass your own to `estimate`, or give a `sampler(key, parameters)`, with conditions
+    `sampler(key, parameters, condition)`, that returns one state of shape `[d]`.
 
     **Without the normalising constant**, `log_prob_fn` is enough for operators, for `GibbsSampler`
     and for estimators in which the constant cancels: `RLOO`, `Rodeo`, and `Lariat` with nothing but
-    a `surrogate`. Say `normalized=True` if the constant is there, for the others.
+    a `surrogate`. Other estimators need `log_prob_fn` with the constant, and `normalized=True`.
 
-    `log_ratio_fn(parameters, x)`, with conditions `(parameters, x, condition)`, may give
-    $\log q(x \text{ with } x_i = v_a) - \log q(x)$ for all $i$ and $a$, of shape `[d, m]`, where
-    that is cheaper than $d \, (m - 1)$ calls of `log_prob_fn`.
+    `log_ratio_fn(parameters, x)`, with conditions `(parameters, x, condition)`, is optional. It
+    returns $\log q(x \text{ with } x_i = v_a) - \log q(x)$ for all $i$ and $a$, of shape `[d, m]`,
+    if this is cheaper than $d \, (m - 1)$ calls of `log_prob_fn`.
 
     >>> import jax.numpy as jnp
     >>> def ising(parameters, x):
@@ -100,8 +100,8 @@ class FromLogProb(FromFunction, RealValued):
             if leaf.shape[: len(self._batch_shape)] != self._batch_shape:
                 raise ValueError(
                     f"With batch_shape={self._batch_shape} each parameter must begin with those "
-                    f"axes, but one has shape {leaf.shape}. Parameters that the whole batch shares "
-                    "go with conditions=..., what its elements differ in."
+                    f"axes, but one has shape {leaf.shape}. If the whole batch shares the "
+                    "parameters, pass conditions=..., in which its elements differ."
                 )
 
     @property
@@ -140,7 +140,9 @@ class FromLogProb(FromFunction, RealValued):
             return x.astype(self.dtype)
 
         x = self._for_each_key(one, key, shape)
-        check_inside(self, x, "It came from the sampler: let that return the values=... given.")
+        check_inside(
+            self, x, "The sampler returned it: let the sampler return only values=... as given."
+        )
         return x
 
     def log_prob(self, x):
@@ -182,6 +184,6 @@ class FromLogProb(FromFunction, RealValued):
 
         if len(coordinates) <= COORDINATES_AT_A_TIME:
             return jax.vmap(at_coordinate)((coordinates, values))
-        # Recomputed, not stored, when differentiated.
+        # Derivatives recompute the values instead of storing them.
         at_coordinate = jax.checkpoint(at_coordinate)
         return jax.lax.map(at_coordinate, (coordinates, values), batch_size=COORDINATES_AT_A_TIME)

@@ -14,34 +14,35 @@ from .base import Distribution
 from .joint import Joint
 from .subset import Subset
 
-CHECKED_STATES = 4  # at which blocks are tried
+CHECKED_STATES = 4  # random states at which `init` checks the blocks
 
 
 class Chains(eqx.Module):
-    """Where the chains are."""
+    """The states of the chains, and the number of their sweeps."""
 
     x: Float[Array, "chains ..."]
-    """Their states, of shape `[num_chains, *batch, *event]`."""
+    """The states, of shape `[num_chains, *batch, *event]`."""
     sweeps: Int[Array, ""]
-    """How often each coordinate has been drawn anew."""
+    """The number of times that each coordinate has been resampled."""
 
 
 class GibbsSampler(eqx.Module):
     r"""Samples from $q$ by drawing one coordinate after the other from $q(x_i \mid x_{-i})$:
     **approximate**, for a q that is known up to a constant, or has no sampler.
 
-    One sweep leaves $q$ invariant, so the states are samples in the limit of many sweeps from any
-    start; before it they are not, and from sweep to sweep they depend on each other. The chains are
-    independent of each other, as an estimator's samples have to be. An estimate made of them is
-    unbiased for the distribution that the chains have reached: throw away the first sweeps, keep
-    the chains from step to step of a training (`init` once), and look at `Chains.sweeps`.
+    One sweep leaves $q$ invariant, so in the limit of many sweeps the states are samples of $q$.
+    After few sweeps they are not, and the states of one chain depend on each other. Different
+    chains are independent, as an estimator's samples must be. An estimate from the chains is
+    unbiased for the distribution that they have reached. So discard the first sweeps, call `init`
+    once and keep the chains during training, and check `Chains.sweeps`.
 
-    `sweeps` is how many each call makes. The coordinates are drawn in order, or, with `blocks`, one
-    block after the other, all of a block at once: coordinates that are independent given those
-    outside their block, such as the two colours of a chessboard for an Ising model. That they are
-    is your promise. `init` tries a few random states (not under `jax.jit`), and `check` any number.
+    `sweeps` is the number of sweeps of each call. The coordinates are drawn in order or, with
+    `blocks`, one block after the other, all coordinates of a block at once. They must be
+    independent given the coordinates outside their block, such as the two colours of a chessboard
+    for an Ising model. `init` checks this at a few random states (not under `jax.jit`), `check` at
+    more.
 
-    It needs `log_ratio` only, at the coordinates of one block, for any number of values.
+    The sampler only uses `log_ratio`, and takes any number of values.
 
     Reference: Geman and Geman, "Stochastic relaxation, Gibbs distributions, and the Bayesian
     restoration of images", IEEE Transactions on Pattern Analysis and Machine Intelligence 1984.
@@ -68,8 +69,8 @@ class GibbsSampler(eqx.Module):
             every = sorted(i for block in self.blocks for i in block)
             if not all(self.blocks) or every != list(range(len(every))):
                 raise ValueError(
-                    "GibbsSampler's blocks name every coordinate 0 … d − 1 once, in blocks of one "
-                    f"or more, but was given {_short(blocks)}."
+                    "GibbsSampler's blocks must name every coordinate 0 … d − 1 once, in blocks of "
+                    f"one or more, but was given {_short(blocks)}."
                 )
 
     def __repr__(self) -> str:
@@ -83,7 +84,7 @@ class GibbsSampler(eqx.Module):
         num_chains: int,
         start: Float[Array, "..."] | None = None,
     ) -> Chains:
-        """Chains at random states, or all at `start`, of the shape of states."""
+        """Chains at random states, or all at `start`, an array with the shape of a state."""
         self._check_distribution(dist)
         num_chains = as_index(num_chains)
         check_whole("GibbsSampler", "num_chains", num_chains, 1)
@@ -98,12 +99,12 @@ class GibbsSampler(eqx.Module):
     def __call__(
         self, key: PRNGKeyArray, dist: Distribution, chains: Any
     ) -> tuple[Float[Array, "chains ..."], Chains]:
-        """The states after `sweeps` further sweeps, of shape `[num_chains, *batch, *event]`, and
-        the chains to go on with."""
+        """Returns the states after `sweeps` further sweeps, of shape `[num_chains, *batch,
+        *event]`, and the chains for the next call."""
         self._check_distribution(dist)
         if not isinstance(chains, Chains):
             raise TypeError(
-                f"GibbsSampler goes on with chains that `init` made, not a {type(chains).__name__}."
+                f"GibbsSampler needs chains made by `init`, not a {type(chains).__name__}."
             )
         coordinates, present = self._padded(dist.num_coordinates)
         blocks = (coordinates, present)
@@ -121,8 +122,8 @@ class GibbsSampler(eqx.Module):
         return x, Chains(x, chains.sweeps + self.sweeps)
 
     def check(self, key: PRNGKeyArray, dist: Distribution, states: int = CHECKED_STATES) -> None:
-        """Raise if the coordinates of a block depend on each other at one of a few random states:
-        then log q does not change by the sum of the single changes."""
+        """Raise if the coordinates of a block depend on each other at one of `states` random
+        states, where log q then does not change by the sum of the single changes."""
         coordinates, present = self._padded(dist.num_coordinates)
 
         @eqx.filter_jit
@@ -164,7 +165,7 @@ class GibbsSampler(eqx.Module):
             )
 
     def _padded(self, d: int) -> tuple[Int[Array, "blocks n"], Bool[Array, "blocks n"]]:
-        """The blocks as one array, and which of its entries are meant."""
+        """The blocks as one padded array, and a mask that is false at the padding."""
         blocks = self.blocks or [(i,) for i in range(d)]
         longest = max(map(len, blocks))
         padded = [[*block, *[-1] * (longest - len(block))] for block in blocks]
@@ -179,12 +180,12 @@ def update(
     present: Bool[Array, " n"],
     draw: Callable[[Float[Array, "... n m"]], Int[Array, "... n"]],
 ) -> Float[Array, "..."]:
-    """The states with these coordinates (those that are `present`) drawn given all others."""
+    """The states with these coordinates drawn given all others, except where not `present`."""
     index = dist.index(x)
     coordinates = jnp.broadcast_to(coordinates, (*index.shape[:-1], len(coordinates)))
     values = dist.shift(x, tuple(range(1, dist.num_values)), coordinates)
     ratio = dist.log_ratio(x, values, coordinates)
-    # How far to go on from the present value: not at all, or by 1 … m − 1, cyclically.
+    # The step from the present value: 0, or 1 … m − 1, cyclically.
     step = draw(jnp.concatenate([jnp.zeros_like(ratio[..., :1]), ratio], axis=-1))
     here = jnp.take_along_axis(index, coordinates, axis=-1)
     new = (here + step.astype(here.dtype)) % dist.num_values
@@ -192,7 +193,7 @@ def update(
 
 
 def _set(index: Array, coordinates: Array, values: Array) -> Array:
-    """`index` with new values at some coordinates; those out of range are left out."""
+    """`index` with new values at some coordinates. Coordinates out of range are ignored."""
     flat = index.reshape(-1, index.shape[-1])
     rows = (a.reshape(len(flat), -1) for a in (coordinates, values))
     put = jax.vmap(lambda row, i, v: row.at[i].set(v, mode="drop"))

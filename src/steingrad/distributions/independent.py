@@ -15,9 +15,9 @@ from .base import Distribution, FromLogits
 class Independent(Distribution):
     r"""Independent coordinates, each with parameters of its own: $q(x) = \prod_i q_i(x_i)$.
 
-    A subclass says how the log-probabilities of the values follow from its parameters
-    (`value_logits`) and what its states are; everything else follows. The arrays in its parameters
-    have shapes `[*batch, d, ...]`.
+    A subclass defines its states, and the log-probabilities of the values as a function of its
+    parameters (`value_logits`). The rest follows. Its parameters are arrays of shapes `[*batch, d,
+    ...]`.
     """
 
     is_product: ClassVar = True
@@ -34,8 +34,8 @@ class Independent(Distribution):
 
     @abc.abstractmethod
     def by_value(self, gradient: Float[Array, "..."]) -> Float[Array, "... d m"]:
-        """The gradient with respect to the probabilities in `between`, from that with respect to
-        the state."""
+        """The gradient with respect to the probabilities in `between`, given the gradient with
+        respect to the state."""
 
     @property
     def batch_shape(self):
@@ -54,7 +54,7 @@ class Independent(Distribution):
         return self.through(self.soften(1.0), v)
 
     def slope(self, gradient):
-        # Least squares, should a coordinate have several parameters.
+        # Least squares, because a coordinate may have several parameters.
         jacobian = self.pull_mean(jnp.ones_like(self.mean))
         inner = lambda a, b: jnp.sum((a * b).reshape(*self.mean.shape, -1), axis=-1)
         pairs = zip(jax.tree.leaves(gradient), jax.tree.leaves(jacobian), strict=True)
@@ -78,7 +78,7 @@ class Independent(Distribution):
         return take(logits, values) - take(logits, here)
 
     def score_change(self, coefficients, x, values, coordinates=None):
-        # The derivative by the logits is larger by 1 at the new value and smaller by 1 at the old.
+        # The score of the logits grows by 1 at the new value and drops by 1 at the old.
         here = take(self.index(x), coordinates)
         total = jnp.sum(coefficients, axis=-1, keepdims=True)
         change = scatter(coefficients, values, self.num_values) - total * jax.nn.one_hot(
@@ -114,17 +114,17 @@ class Independent(Distribution):
 
     @property
     def log_odds(self) -> Float[Array, "*batch d"]:
-        r"""$\log q(x_i = v_1) - \log q(x_i = v_0)$ where there are two values."""
+        r"""$\log q(x_i = v_1) - \log q(x_i = v_0)$ if there are two values."""
         return self.value_logits[..., 1] - self.value_logits[..., 0]
 
     def by_log_odds(self, gradient: Float[Array, "... d"]) -> Any:
-        """The gradient with respect to the parameters, from that with respect to `log_odds`."""
+        """The gradient with respect to the parameters, given that with respect to `log_odds`."""
         return self.by_parameters(jnp.stack([-gradient, gradient], axis=-1))
 
 
 class LogitOfEachValue(FromLogits, Independent):
-    """What `Categorical` and `Ordinal` share: the parameters are logits of shape `[*batch, d, m]`,
-    one for each value."""
+    """The base class of `Categorical` and `Ordinal`. The parameters are logits of shape `[*batch,
+    d, m]`, one for each value."""
 
     logits: eqx.AbstractVar[Float[Array, "*batch d m"]]
 

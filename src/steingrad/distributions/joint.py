@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -17,20 +17,25 @@ from .base import MAX_STATES, Distribution
 from .neighbours import Neighbours, Slope
 
 
+def _of_parts(combine: Callable, name: str) -> Any:
+    """A property of a `Joint`, made of the same property of its parts."""
+    return property(lambda joint: combine(getattr(part, name) for part in joint.parts))
+
+
 class Joint(Distribution):
     r"""Independent parts, each a distribution of its own: $q(x) = \prod_p q_p(x_p)$.
 
     The parts are named, `Joint(gates=Bernoulli(...), colours=Categorical(...))`, or a sequence,
     `Joint([Bernoulli(...), Categorical(...)])`. They may have different kinds and numbers of
-    values, but share their `batch_shape`. `parameters`, and so gradients, are a dictionary or a
-    tuple of the parts' parameters.
+    values, but must have the same `batch_shape`. `parameters` and gradients are dictionaries or
+    tuples with one entry for each part.
 
     **f sees the parts**: a dictionary or a tuple of states `[..., *event]`. Everywhere else a state
-    is one array, the parts' entries one after the other along its last axis, of shape
-    `[*batch, D]`; `split` takes it apart and `merge` puts it together.
+    is one array of shape `[*batch, D]`, the parts' entries one after the other along its last axis.
+    `split` returns the parts of a state, and `merge` joins them.
 
-    A `Joint` can do what all of its parts can do: it `has_mean` if each of them has one, and so on.
-    The neighbours of a state are those of the parts, one after the other in slots `[..., N, 1]`.
+    A `Joint` can do what all of its parts can do: for example, it `has_mean` if each part has one.
+    The neighbours of a state are the neighbours of its parts, in slots `[..., N, 1]`.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> q = Joint(on=sg.Bernoulli(jnp.zeros(2)), colour=sg.Categorical(jnp.zeros((1, 3))))
@@ -48,8 +53,8 @@ class Joint(Distribution):
     def __init__(self, parts: Sequence[Any] | None = None, /, **named: Any):
         if (parts is None) == (not named):
             raise ValueError(
-                "Joint takes named parts, Joint(a=..., b=...), or a sequence of parts, "
-                "Joint([..., ...]): one of the two."
+                "Joint takes either named parts or a sequence of parts: write Joint(a=..., b=...) "
+                "or Joint([..., ...])."
             )
         self.names = tuple(named) or None
         self.parts = tuple(named.values() if parts is None else parts)
@@ -65,6 +70,20 @@ class Joint(Distribution):
                 f"with {[part.batch_shape for part in self.parts]}."
             )
 
+    normalized = _of_parts(all, "normalized")
+    has_mean = _of_parts(all, "has_mean")
+    is_product = _of_parts(all, "is_product")
+    is_binary = _of_parts(all, "is_binary")
+    relaxable = _of_parts(all, "relaxable")
+    flippable = _of_parts(all, "flippable")
+    full_support = _of_parts(all, "full_support")
+    large_scores = _of_parts(any, "large_scores")
+    shares_parameters = _of_parts(any, "shares_parameters")
+    num_coordinates = _of_parts(sum, "num_coordinates")
+    num_neighbours = _of_parts(sum, "num_neighbours")
+    num_states = _of_parts(math.prod, "num_states")
+    num_values = _of_parts(max, "num_values")  # the most that any coordinate has
+
     @property
     def parameters(self):
         return self.named([part.parameters for part in self.parts])
@@ -78,53 +97,8 @@ class Joint(Distribution):
         return (sum(self._sizes),)
 
     @property
-    def num_coordinates(self):
-        return sum(part.num_coordinates for part in self.parts)
-
-    @property
-    def num_values(self):
-        """The most that any coordinate has."""
-        return max(part.num_values for part in self.parts)
-
-    @property
-    def num_states(self):
-        return math.prod(part.num_states for part in self.parts)
-
-    @property
-    def num_neighbours(self):
-        return sum(part.num_neighbours for part in self.parts)
-
-    @property
     def dtype(self):
         return _widest(part.dtype for part in self.parts)
-
-    @property
-    def normalized(self):
-        return all(part.normalized for part in self.parts)
-
-    @property
-    def is_product(self):
-        return all(part.is_product for part in self.parts)
-
-    @property
-    def is_binary(self):
-        return all(part.is_binary for part in self.parts)
-
-    @property
-    def full_support(self):
-        return all(part.full_support for part in self.parts)
-
-    @property
-    def large_scores(self):
-        return any(part.large_scores for part in self.parts)
-
-    @property
-    def shares_parameters(self):
-        return any(part.shares_parameters for part in self.parts)
-
-    @property
-    def has_mean(self):
-        return all(part.has_mean for part in self.parts)
 
     @property
     def mean(self):
@@ -137,10 +111,6 @@ class Joint(Distribution):
         own = zip(self.parts, self.in_order(gradient), strict=True)
         above, below = zip(*(part.slope(g) for part, g in own), strict=True)
         return self.join(above), self.join(below)
-
-    @property
-    def relaxable(self):
-        return all(part.relaxable for part in self.parts)
 
     def noise(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "... D"]:
         """The noise of the parts."""
@@ -209,7 +179,7 @@ class Joint(Distribution):
         return self.named([part.weighted_score(weights, own) for part, own in self._with(x)])
 
     def index(self, x):
-        # A number that no state has must not become one because another part has more values.
+        # An invalid value must not become valid because another part has more values.
         index = [jnp.clip(part.index(own), 0, part.num_values - 1) for part, own in self._with(x)]
         return jnp.concatenate(index, axis=-1)
 
@@ -218,7 +188,7 @@ class Joint(Distribution):
         return self.join([part.state(own) for part, own in zip(self.parts, index, strict=True)])
 
     def enumerate(self):
-        """Every state, of shape `[N, D]`, the last part changing fastest."""
+        """Every state, of shape `[N, D]`, with the last part changing fastest."""
         if self.num_states > MAX_STATES:
             raise ValueError(
                 f"Cannot enumerate the {self.num_states} states of this Joint: at most 2^20 = "
@@ -238,8 +208,8 @@ class Joint(Distribution):
     def neighbours(self, x, offsets=None, coordinates=None):
         if offsets is not None or coordinates is not None:
             raise ValueError(
-                "The parts of a Joint have different values, so that offsets and coordinates are "
-                "those of a part: ask one of joint.parts, or an operator."
+                "A Joint takes no offsets or coordinates, because its parts have different values, "
+                "but was given some: pass them to one of joint.parts, or use an operator."
             )
         return JointNeighbours(self, x, [part.neighbours(own) for part, own in self._with(x)])
 
@@ -251,10 +221,6 @@ class Joint(Distribution):
             weights = [w * share for w, share in zip(weights, shares, strict=True)]
             self_weights = [w * share for w, share in zip(self_weights, shares, strict=True)]
         return JointNeighbours(self, x, neighbours), stack_slots(weights), _sum([*self_weights])
-
-    @property
-    def flippable(self):
-        return all(part.flippable for part in self.parts)
 
     @property
     def flip_shape(self):
@@ -296,16 +262,16 @@ class Joint(Distribution):
         return [own.reshape(*own.shape[:-1], *shape) for own, shape in pieces]
 
     def join(self, parts: Sequence[Float[Array, "..."]]) -> Float[Array, "... D"]:
-        """The inverse of `each`, in the widest type among the parts."""
+        """The inverse of `each`, in the widest dtype among the parts."""
         each = zip(self.parts, parts, strict=True)
         return _concatenate([_flatten(own, part.event_ndim) for part, own in each])
 
     def in_order(self, parts: Any) -> list:
-        """What belongs to the parts, out of a dictionary or a sequence."""
+        """The entries of a dictionary or sequence, in the order of the parts."""
         return [parts[name] for name in self.names] if self.names else list(parts)
 
     def named(self, parts: Sequence) -> Any:
-        """What belongs to the parts, as a dictionary or a tuple."""
+        """The entries, in the order of the parts, as a dictionary or a tuple."""
         return dict(zip(self.names, parts, strict=True)) if self.names else tuple(parts)
 
     def _with(self, x):
@@ -326,7 +292,7 @@ class JointNeighbours(Neighbours):
 
     parts: tuple[Neighbours, ...]
     shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
-    """The last two axes, (c, n), of the slots of each part."""
+    """The lengths (c, n) of the last two axes of each part's slots."""
 
     def __init__(self, joint: Joint, x: Float[Array, "... D"], parts: Sequence[Neighbours]):
         self.dist, self.x, self.parts, self.coordinates = joint, x, tuple(parts), None
@@ -334,7 +300,7 @@ class JointNeighbours(Neighbours):
         self.values = stack_slots([part.values for part in parts])
 
     def apart(self, slots: Shaped[Array, "... N 1"]) -> list[Array]:
-        """What belongs to the slots of each part."""
+        """The entries of an array of slots that belong to each part."""
         ends = list(itertools.accumulate(map(math.prod, self.shapes)))[:-1]
         pieces = zip(jnp.split(slots[..., 0], ends, axis=-1), self.shapes, strict=True)
         return [own.reshape(*own.shape[:-1], *shape) for own, shape in pieces]
@@ -443,7 +409,7 @@ class JointNeighbours(Neighbours):
         return [part.flip_shape[0] for part in self.dist.parts]
 
     def _local(self, slots: Array) -> list[tuple[Array, Array]]:
-        """The slots as numbers of each part's own slots, and which of them are its own."""
+        """For each part, the slots as numbers of its own slots, and which of them are its own."""
         found, start = [], 0
         for count in map(math.prod, self.shapes):
             local = slots - start
@@ -453,7 +419,7 @@ class JointNeighbours(Neighbours):
 
 
 def stack_slots(pieces: Sequence[Array]) -> Shaped[Array, "... N 1"]:
-    """What belongs to the slots of several parts, each `[..., c, n]`, one after the other."""
+    """Arrays over the slots of several parts, each `[..., c, n]`, one after the other."""
     return _concatenate([_flatten(piece, 2) for piece in pieces])[..., None]
 
 
@@ -464,7 +430,7 @@ def _flatten(array: Array, ndim: int) -> Array:
 
 
 def _concatenate(pieces: Sequence[Array]) -> Array:
-    """The pieces along their last axis, in the widest type among them."""
+    """The pieces joined along their last axis, in the widest of their dtypes."""
     widest = _widest(piece.dtype for piece in pieces)
     return jnp.concatenate([piece.astype(widest) for piece in pieces], axis=-1)
 

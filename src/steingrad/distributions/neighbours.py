@@ -12,7 +12,7 @@ from ..arrays import expand, scatter, take
 
 
 class Slope(NamedTuple):
-    """What f does to first order, from one of two sources."""
+    """A first-order model of f, from one of two sources."""
 
     gradient: Any
     """The gradient of f at the samples, of shape `[..., *event]`; `None` if there is an effect."""
@@ -26,7 +26,7 @@ class Neighbours(eqx.Module):
     `coordinates[..., c]` (`None`: all of them, in order) takes the value with the index
     `values[..., c, n]`, and the others stay.
 
-    A flat number of a slot is $c \cdot N + n$, with $N$ the length of the last axis.
+    The flat number of slot $(c, n)$ is $c \cdot N + n$, where $N$ is the length of the last axis.
     """
 
     dist: Any
@@ -81,8 +81,8 @@ class Neighbours(eqx.Module):
         at_x = self.times_score(terms, self.dist.score(self.x))
         return jax.tree.map(jnp.add, at_x, self.score_change(terms))
 
-    # What follows is for neighbours of which only a few, given as flat numbers of slots, are
-    # visited (`Distribution.flips`). They have all coordinates.
+    # The methods below are for `Distribution.flips`, where only a few neighbours, given as flat
+    # numbers of slots, are visited. Their slots have all coordinates.
 
     @property
     def here(self) -> Int[Array, "... c n"]:
@@ -99,7 +99,7 @@ class Neighbours(eqx.Module):
         return self.dist.squared_step(self.x, self.values)
 
     def first_order(self, slope: Slope) -> Float[Array, "... c n"]:
-        """The change of f to first order, before a random partner is known."""
+        """The first-order change of f, before a random partner is drawn."""
         if slope.effect is None:
             return self.linear_change(slope.gradient)
         of = lambda value: take(slope.effect[:, None], value[..., None])[..., 0]
@@ -112,8 +112,8 @@ class Neighbours(eqx.Module):
         return self.local_expectation(change, conditional)
 
     def spread(self, numbers: Float[Array, "d"]) -> Float[Array, "c n"]:
-        """Each coordinate's number at its slots. The last axis may have length 1, for all slots of
-        a coordinate."""
+        """The number of each coordinate, at the slots of the coordinate. The last axis may have
+        length 1, which stands for all slots of a coordinate."""
         return numbers[:, None]
 
     def coordinate_of(self, slots: Int[Array, "flips ..."]) -> Int[Array, "flips ..."]:
@@ -123,10 +123,10 @@ class Neighbours(eqx.Module):
     def moved(
         self, slots: Int[Array, "flips ..."], partners: Int[Array, "flips ..."] | None
     ) -> Float[Array, "flips ..."]:
-        """The states with the changes of these slots made."""
+        """The states after the changes of these slots."""
         coordinates, steps = jnp.divmod(slots[..., None], self.values.shape[-1])
         here = jnp.arange(self.dist.num_coordinates, dtype=slots.dtype) == coordinates
-        # Slot n of a coordinate has the value n + 1 further on, cyclically.
+        # Slot n of a coordinate has an index that is larger by n + 1, cyclically.
         index = self.dist.index(self.x) + jnp.where(here, steps + 1, 0)
         return self.dist.state(index % self.dist.num_values)
 
@@ -144,6 +144,6 @@ class Neighbours(eqx.Module):
     def by_chance(
         self, slots: Int[Array, "flips ..."], partners: Int[Array, "flips ..."], slope: Slope
     ) -> tuple[Float[Array, "flips ..."], Float[Array, "flips ..."]]:
-        """How the first-order change with these partners differs from `first_order`, and from its
-        mean over all partners."""
+        """The first-order change with these partners, minus `first_order`, and minus its mean over
+        all partners."""
         raise NotImplementedError

@@ -17,9 +17,8 @@ class Ordinal(RealValued, LogitOfEachValue):
     r"""Independent coordinates on a finite list of real values: $q(x_i = v_a) =
     \operatorname{softmax}(\text{logits}_i)_a$.
 
-    `logits` has shape `[*batch, d, m]` and `values` names the $m$ values, which are distinct
-    constants (they are not differentiated). A sample has shape `[*batch, d]` and holds values, not
-    indices.
+    `logits` has shape `[*batch, d, m]`. `values` are the $m$ values, which are distinct constants
+    and are not differentiated. A sample has shape `[*batch, d]` and holds values, not indices.
 
     >>> import jax, jax.numpy as jnp
     >>> q = Ordinal(jnp.zeros((4, 3)), values=(-1.0, 0.0, 2.5))

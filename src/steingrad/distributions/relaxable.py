@@ -1,4 +1,4 @@
-"""Distributions whose states are the corners of a cube or a simplex, and the points between."""
+"""Distributions whose states are the corners of a cube or a simplex."""
 
 import abc
 from typing import ClassVar
@@ -9,8 +9,8 @@ from .base import Distribution
 
 
 class Relaxable(Distribution):
-    r"""States that come from continuous variables: $x$ is the corner nearest to $z = $ `location`
-    $+$ noise, and $\sigma(z / \tau)$, or softmax, is a point between the states.
+    r"""States made of continuous variables. $x$ is the corner nearest to $z = $ `location` $+$
+    noise, and $\sigma(z / \tau)$ (or softmax) is a point between the states.
 
     $z$ has the shape of a state.
     """
@@ -23,8 +23,8 @@ class Relaxable(Distribution):
 
     @abc.abstractmethod
     def location(self) -> Float[Array, "..."]:
-        r"""What the noise is added to. It is finite: a value of probability 0 counts as one of
-        probability $e^{-100}$, because differences of infinite numbers are not defined."""
+        r"""The numbers to which the noise is added. They are finite: a value of probability 0 is
+        treated as if it had probability $e^{-100}$, because ∞ − ∞ is not defined."""
 
     @abc.abstractmethod
     def latent_given(

@@ -1,4 +1,4 @@
-"""Exactly k of d elements: bits that are independent but for their sum."""
+"""Subsets of exactly k of d elements: independent bits, given their sum."""
 
 import itertools
 import math
@@ -14,8 +14,7 @@ from ..arrays import as_index, is_concrete, scatter, take
 from .base import COORDINATES_AT_A_TIME, MAX_STATES, FromLogits, as_logits
 from .swaps import Swaps
 
-# This number stands for log 0. Nothing that matters is near it, and differences of two of them are
-# numbers.
+# This number stands for log 0. It is far from all other numbers, and a difference is not NaN.
 LOG_ZERO = -1e30
 
 
@@ -23,16 +22,16 @@ class Subset(FromLogits):
     r"""Exactly $k$ of $d$ elements, the conditional Bernoulli distribution: $q(x) = \exp(
     \text{logits}^\top x) / Z_k$ for bits $x$ with $\sum_i x_i = k$.
 
-    `logits` has shape `[*batch, d]`, and so does a sample, with $k$ ones and $d - k$ zeros. These
-    are the bits of `Bernoulli(logits)` given that their sum is $k$; a constant added to all logits
-    changes nothing, and an element with a logit of $-\infty$ is never a member. The score is $s(x)
-    = x - \mu$ with $\mu = E[x]$, the `mean`. $Z_k$, the elementary symmetric polynomial $e_k$ of
-    the odds, comes from the recursion $e_r(i) = e_r(i-1) + \exp(\text{logit}_i) \, e_{r-1}(i-1)$;
-    so do exact samples and means, all in $O(dk)$.
+    `logits` has shape `[*batch, d]`, and so does a sample, with $k$ ones and $d - k$ zeros. It is
+    the distribution of `Bernoulli(logits)` given that the sum of the bits is $k$. A constant added
+    to all logits changes nothing, and an element with a logit of $-\infty$ is never a member. The
+    score is $s(x) = x - \mu$ with $\mu = E[x]$, the `mean`. $Z_k$, the elementary symmetric
+    polynomial $e_k$ of the odds, comes from the recursion $e_r(i) = e_r(i-1) + \exp(\text{logit}_i)
+    \, e_{r-1}(i-1)$; exact samples and means follow from it too, all in $O(dk)$.
 
-    One changed bit leaves the space, so neighbours are swaps: one member leaves and one of the
-    others enters. To an operator the $k$ members, in order, are the coordinates; the values of a
-    coordinate are the $d - k + 1$ elements, in order, that are not another member.
+    A single changed bit would change the sum, so neighbours are swaps: one member leaves and one of
+    the others enters. For an operator the coordinates are the $k$ members, in order, and the values
+    of a coordinate are the $d - k + 1$ elements, in order, that are not another member.
 
     Reference: Chen, Dempster, Liu, "Weighted finite population sampling to maximize entropy",
     Biometrika 1994.
@@ -59,7 +58,7 @@ class Subset(FromLogits):
         if not isinstance(self.k, int) or not 1 <= self.k < d:
             raise ValueError(
                 f"Subset needs a whole k from 1 to d − 1 = {d - 1}, with logits of shape "
-                f"{self.logits.shape}, but was given k={k!r}. (None and all of {d} are no choice.)"
+                f"{self.logits.shape}, but was given k={k!r}. (k = 0 and k = d have one state.)"
             )
         if is_concrete(self.logits):
             with jax.ensure_compile_time_eval():
@@ -67,13 +66,13 @@ class Subset(FromLogits):
                 infinite = bool(jnp.any(self.logits == jnp.inf))
             if infinite:
                 raise ValueError(
-                    "Subset needs logits below +inf. An element that is always a member has a "
-                    "large finite one, such as 50."
+                    "Subset needs logits below +inf, but was given +inf. For an element that is "
+                    "always a member use a large finite logit such as 50."
                 )
             if (possible < self.k).any():
                 raise ValueError(
-                    f"Subset(k={self.k}) needs at least {self.k} logits above −inf, but has "
-                    f"{possible.min()} somewhere."
+                    f"Subset(k={self.k}) needs at least {self.k} logits above −inf, but was given "
+                    f"{possible.min()} for an element of the batch. Raise some logits, or lower k."
                 )
 
     @property
@@ -91,7 +90,7 @@ class Subset(FromLogits):
 
     @property
     def num_values(self):
-        """What a member may be if the others stay: $d - k + 1$ elements."""
+        """The number of elements that a member can be if the others stay, $d - k + 1$."""
         return self.logits.shape[-1] - self.k + 1
 
     @property
@@ -112,18 +111,18 @@ class Subset(FromLogits):
 
     @property
     def mean(self) -> Float[Array, "*batch d"]:
-        """The probability of each element to be a member."""
+        """The probability that each element is a member."""
         return self.marginals.astype(self.dtype)
 
     def slope(self, gradient):
-        # The covariance is nearly diagonal, apart from a constant.
+        # The covariance is nearly diagonal, up to a constant.
         mean = self.marginals
         return gradient, mean * (1 - mean)
 
     @property
     def inclusion(self) -> Float[Array, "d *batch r"]:
-        """The probability that an element is a member, given that the elements after it are decided
-        and that r = 0 … k members are still missing among it and those before it."""
+        """The probability that an element is a member, given the elements after it, if r = 0 … k
+        members are still missing among this element and those before it."""
         return self._chain()[0]
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()):
@@ -141,7 +140,7 @@ class Subset(FromLogits):
         return jnp.moveaxis(members, 0, -1).astype(self.dtype)
 
     def log_prob(self, x):
-        # Linear in x, as Bernoulli's; but not for another number of bits.
+        # Linear in x, as for Bernoulli, but −∞ for another number of ones.
         logits, x = self._centred(), x.astype(self._logits.dtype)
         log_prob = jnp.sum(x * logits, axis=-1) - self._chain()[1]
         inside = (log_prob > LOG_ZERO / 2) & (jnp.abs(jnp.sum(x, axis=-1) - self.k) < 0.5)
@@ -151,7 +150,7 @@ class Subset(FromLogits):
         return x.astype(self._logits.dtype) - self.marginals
 
     def index(self, x):
-        """Of each member, in order: the number of elements before it that are not members."""
+        """For each member, in order, the number of elements before it that are not members."""
         return self._members(x) - jnp.arange(self.k, dtype=jnp.int32)
 
     def state(self, index):
@@ -159,7 +158,7 @@ class Subset(FromLogits):
         return jnp.sum(jax.nn.one_hot(members, self.logits.shape[-1], dtype=self.dtype), axis=-2)
 
     def enumerate(self):
-        """Every state, of shape `[d choose k, d]`, in the order of the bits read as a number."""
+        """Every state, of shape `[d choose k, d]`, sorted by the bits read as a binary number."""
         d = self.logits.shape[-1]
         if self.num_states > MAX_STATES:
             raise ValueError(
@@ -171,7 +170,7 @@ class Subset(FromLogits):
         return self.state(jnp.asarray(members - np.arange(self.k, dtype=np.int32)))
 
     def state_number(self, x):
-        # A member with p elements after it, j of them members, has C(p, j + 1) subsets below it.
+        # A member with p elements after it, j of them members, comes after C(p, j + 1) subsets.
         d = self.logits.shape[-1]
         table = [[math.comb(d - 1 - i, self.k - c) for i in range(d)] for c in range(self.k)]
         table = jnp.asarray(np.minimum(table, 2**31 - 1).astype(np.int32))
@@ -209,7 +208,7 @@ class Subset(FromLogits):
         return self._order(x)[..., : self.k]
 
     def _order(self, x: Float[Array, "... d"]) -> Int[Array, "... d"]:
-        """The members, then the others, each in order."""
+        """The members in order, then the other elements in order."""
         return jnp.argsort(-x, axis=-1, stable=True).astype(jnp.int32)
 
     def _swaps(
@@ -218,12 +217,12 @@ class Subset(FromLogits):
         values: Int[Array, "... c n"],
         coordinates: Int[Array, "... c"] | None,
     ) -> tuple[Int[Array, "... c 1"], Int[Array, "... c n"]]:
-        """The elements that leave and enter."""
+        """Returns the elements that leave, and those that enter."""
         order = self._order(x)
         members, others = order[..., : self.k], order[..., self.k :]
         leaving = take(members, coordinates)[..., None]
         here = take(self.index(x), coordinates)[..., None]
-        # The values of a member: the others in order, with the member itself in its place.
+        # The values of a member are the non-members and the member itself, in order.
         entering = _pick(
             others, jnp.clip(values - (values > here).astype(jnp.int32), 0, others.shape[-1] - 1)
         )
@@ -252,17 +251,17 @@ class Subset(FromLogits):
 
     @property
     def marginals(self) -> Float[Array, "*batch d"]:
-        """The mean in the type of computation, at least float32, from 0 to 1."""
+        """The mean in the dtype to compute in, at least float32, clipped to [0, 1]."""
         include = self.inclusion
 
         def step(missing, include):
-            member = missing * include  # the probability that r are missing, and it is one
+            member = missing * include  # P(r are missing and the element is a member)
             after = jnp.concatenate([member[..., 1:], jnp.zeros_like(member[..., :1])], axis=-1)
             return missing - member + after, jnp.sum(member, axis=-1)
 
         start = jnp.zeros(include.shape[1:], include.dtype).at[..., -1].set(1)
         _, mean = jax.lax.scan(step, start, include, reverse=True)
-        return jnp.clip(jnp.moveaxis(mean, 0, -1), 0, 1)  # rounding may lead beyond
+        return jnp.clip(jnp.moveaxis(mean, 0, -1), 0, 1)  # rounding errors may leave [0, 1]
 
 
 def _pick(array: Array, elements: Int[Array, "... c n"]) -> Array:

@@ -1,4 +1,4 @@
-"""What can change in a subset of fixed size: one bit, together with a random partner."""
+"""Changes of a subset of fixed size: one bit, together with a random partner."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from .neighbours import Neighbours, Slope
 
 
 class Swaps(Neighbours):
-    r"""A bit of a `Subset` and a random partner, so that there still are $k$ ones.
+    r"""Changes of one bit of a `Subset` and of a random partner, which keep the number of ones.
 
-    $\partial_i E[f] = \mu_i (1 - \mu_i) (E[f \mid x_i = 1] - E[f \mid x_i = 0])$. If $x_i = 1$, the
-    state with $i$ out and a partner $j$ in, drawn with `chances`, has the distribution of $x$
-    given $x_i = 0$, and the other way round. So $\mu_i (1 - \mu_i)$ times the change of $f$, or its
-    negative if $x_i = 1$, has the mean $\partial_i E[f]$.
+    $\partial_i E[f] = \mu_i (1 - \mu_i) (E[f \mid x_i = 1] - E[f \mid x_i = 0])$. If $x_i = 1$, let
+    $i$ leave and let a partner $j$, drawn with `chances`, enter: the new state has the distribution
+    of $x$ given $x_i = 0$. The same holds with 0 and 1 exchanged. So $\mu_i (1 - \mu_i)$ times the
+    change of $f$, with a minus sign if $x_i = 1$, has the mean $\partial_i E[f]$.
     """
 
     mean: Any
@@ -36,7 +36,7 @@ class Swaps(Neighbours):
         return jnp.ones(self.values.shape, self.x.dtype)
 
     def first_order(self, slope):
-        # With the partner's mean, as if the partner did not depend on the bit.
+        # An average over partners, as if the partner did not depend on the bit.
         gradient, member = self._gradient(slope), self.x > 0.5
         entering, leaving = jnp.where(member, 0, self.mean), jnp.where(member, 1 - self.mean, 0)
         mean_of = lambda w: jnp.sum(w * gradient, -1) / (jnp.sum(w, -1) + 1e-30)
@@ -61,15 +61,15 @@ class Swaps(Neighbours):
         probability = self.chances(slots)
         below = jnp.cumsum(probability, axis=-1)
         uniform = jax.random.uniform(key, slots.shape, below.dtype)[..., None]
-        # Rounding must not choose a partner of probability 0.
+        # Rounding errors must not choose a partner of probability 0.
         chosen = (below > uniform * below[..., -1:]) & (probability > 0)
         partner = jnp.argmax(chosen, axis=-1).astype(jnp.int32)
-        # A bit that cannot change has no partner, and stays.
+        # A bit that cannot change is its own partner, and stays.
         return jnp.where(below[..., -1] > 0, partner, slots)
 
     def by_chance(self, slots, partners, slope):
         gradient = self._gradient(slope)
-        # Partners that belong to slots of other parts may lie outside, and are not used.
+        # In a Joint, partners of other parts may be out of range; their results are not used.
         partners = jnp.clip(partners, 0, self.mean.shape[-1] - 1)
         at = lambda array, element: take(array[None], element[..., None])[..., 0]
         sign = jnp.where(at(self.x, slots) > 0.5, 1, -1).astype(gradient.dtype)
@@ -83,17 +83,17 @@ class Swaps(Neighbours):
         if slope.effect is not None:
             difference = slope.effect[:, 1] - slope.effect[:, 0]
             return jnp.broadcast_to(difference.astype(self.mean.dtype), self.x.shape)
-        # Elements that are never members count 0: there the gradient of an f with log q is
-        # infinite.
+        # Elements that are never members get 0, because the gradient may be infinite there.
         return jnp.where(self.mean > 0, slope.gradient.astype(self.mean.dtype), 0)
 
     def chances(self, slots: Int[Array, "flips ..."]) -> Float[Array, "flips ... d"]:
-        r"""The probability of each element to be the partner of bit $i$.
+        r"""The probability that each element is the partner of bit $i$.
 
-        Without $i$, $A$ of $k - 1$ and $B$ of $k$ elements are drawn element by element, from the
-        last to the first, with the same uniform numbers. An element is more likely to be a member
-        if more members are missing, so $B$ is equal to $A$ until $B$ has one more, the partner, and
-        equal to $A$ again after that. One of the two is known here; the other follows given that.
+        Among the elements other than $i$, draw a subset $A$ of $k - 1$ and a subset $B$ of $k$
+        elements, from the last element to the first, with the same uniform numbers. An element is
+        more likely to be a member if more members are missing. So $B$ has the same members as $A$
+        and one more, the partner. One of the two subsets is known from $x$, and these are the
+        probabilities given that subset.
         """
         d = self.mean.shape[-1]
         elements = jnp.arange(d, dtype=jnp.int32)

@@ -12,7 +12,7 @@ from .base import Distribution
 
 
 class RealValued(Distribution):
-    """What distributions share whose coordinates take the `values` of one list. A state holds
+    """The base class of distributions whose coordinates take `values` from one list. A state holds
     values, not indices."""
 
     values: eqx.AbstractVar[tuple[float, ...]]
@@ -26,7 +26,7 @@ class RealValued(Distribution):
         return len(self.values)
 
     def index(self, x):
-        # The nearest value, so that rounding to another type on the way does not matter.
+        # The nearest value, so that rounding to another dtype does not matter.
         distance = jnp.abs(x[..., None] - self._values_in(x.dtype))
         return jnp.argmin(distance, axis=-1).astype(jnp.int32)
 
@@ -34,7 +34,7 @@ class RealValued(Distribution):
         return self._values_in(self.dtype)[index]
 
     def linear_change(self, gradient, x, values, coordinates=None):
-        # In the gradient's type, because a difference may be rounded in that of the states.
+        # In the gradient's dtype, because the dtype of the states may round a difference.
         new = jnp.asarray(self.values, x.dtype)[values].astype(gradient.dtype)
         step = new - take(x.astype(gradient.dtype), coordinates)[..., None]
         return take(gradient, coordinates)[..., None] * step
@@ -55,18 +55,18 @@ class RealValued(Distribution):
         return gradient[..., None] * jnp.asarray(self.values, gradient.dtype)
 
     def _values_in(self, dtype: Any) -> Float[Array, "m"]:
-        """The values in a type in which they are still distinct. A distribution may have been cast
-        to another type since it was built, as models are by `jax.tree.map`."""
+        """The values in `dtype`, checked to be distinct there: a distribution may have been cast to
+        another dtype since it was built, for example by `jax.tree.map`."""
         return jnp.asarray(check_values(type(self).__name__, self.values, dtype), dtype)
 
 
 def check_values(name: str, values: Any, dtype: Any) -> tuple[float, ...]:
-    """The values as a tuple; raise unless they are at least two, finite, and distinct in the type
-    of the states. Where states have less than 32 bits the values are rounded, so that the mean is
-    that of the states."""
+    """Returns the values as a tuple. Raises unless there are two or more, finite and distinct in
+    the dtype of the states. If this dtype has less than 32 bits, the values are rounded to it, so
+    that the mean is that of the states."""
     if not is_concrete(values):
         raise TypeError(
-            f"{name}'s values are constants, but an array that JAX is tracing was given. Pass a "
+            f"{name}'s values must be constants, but a JAX tracer was given. Pass a "
             "tuple or a NumPy array of numbers."
         )
     array = np.asarray(values, np.float64)
@@ -81,7 +81,7 @@ def check_values(name: str, values: Any, dtype: Any) -> tuple[float, ...]:
         )
     if len(set(rounded.tolist())) < len(array):
         raise ValueError(
-            f"{name}'s values {array.tolist()} are not distinct in its type, {dtype}, where they "
-            f"are {rounded.tolist()}. Move them apart, or use parameters of a wider type."
+            f"{name}'s values {array.tolist()} are not distinct in its dtype, {dtype}, where they "
+            f"are {rounded.tolist()}. Move them apart, or use a wider dtype."
         )
     return tuple((rounded if jnp.dtype(dtype).itemsize < 4 else array).tolist())

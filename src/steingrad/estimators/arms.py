@@ -14,14 +14,14 @@ from .couplings import debias, mutually_antithetic
 
 
 class ARMS(Estimator):
-    r"""$g = \frac{\theta (1 - \theta)}{\theta - P(x_1 = x_2 = 1)} \cdot \frac1K \sum_k
-    \left(f(x_k) - \frac1{K-1} \sum_{j \ne k} f(x_j)\right) s(x_k)$: RLOO on antithetic samples,
-    and a factor that makes it unbiased again.
+    r"""$g = \frac{\theta (1 - \theta)}{\theta - P(x_1 = x_2 = 1)} \cdot \frac1K \sum_k \left(f(x_k)
+    - \frac1{K-1} \sum_{j \ne k} f(x_j)\right) s(x_k)$: RLOO on antithetic samples, with a factor
+    that makes it unbiased.
 
-    The samples share a Dirichlet vector for each bit, $D = e / \sum_k e_k$ with exponential $e_k$;
-    $v_k = (1 - D_k)^{K-1}$ is uniform, and the rarer value of the bit, of probability $p =
-    \min(\theta, 1 - \theta)$, is taken where $v_k < p$. Each sample is exact, and any two are
-    negatively correlated. With $K = 2$ this is `DisARM`. For independent bits (coordinates of two
+    The samples share a Dirichlet vector for each bit, $D = e / \sum_k e_k$ with exponential $e_k$.
+    Each $v_k = (1 - D_k)^{K-1}$ is uniform, and the bit takes its rarer value, of probability $p =
+    \min(\theta, 1 - \theta)$, if $v_k < p$. Each sample is exact, and any two are negatively
+    correlated. With $K = 2$ this is `DisARM`. It needs independent bits (coordinates of two
     values). `num_samples` is $K$.
 
     Reference: Dimitriev and Zhou, "ARMS: Antithetic-REINFORCE-Multi-Sample Gradient for Binary

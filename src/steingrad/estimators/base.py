@@ -1,4 +1,4 @@
-"""How an estimator is written, and the path from f to an estimate that all of them share."""
+"""The base class of all estimators, and the steps from f to an estimate that they share."""
 
 import abc
 import dataclasses
@@ -34,52 +34,50 @@ class Gradients(NamedTuple):
     """Gradients of the mean of f over samples and batch."""
 
     parameters: Any
-    """The gradient with respect to the distribution's parameters: the estimate g, unbiased unless
-    the estimator says that it is `biased`."""
+    """The estimate g of the gradient with respect to the distribution's parameters. It is unbiased
+    unless the estimator is `biased`."""
     cv: Any
-    """What `cv_optimizer` takes for the control variates: the gradient of the mean of g², or the
-    change of the sums or averages that they are."""
+    """The gradient of the mean of g² with respect to the control variates. For control variates
+    that are sums or averages it is their old value minus their new value."""
     args: tuple
-    """The gradient with respect to the further arguments of f, with `None` for arguments that are
-    not floating-point."""
+    """The gradients with respect to `args`; `None` for arguments that are not floating-point."""
 
 
 class Estimator(eqx.Module):
-    r"""An estimator of $\nabla_\eta E_{q_\eta}[f(x)]$: immutable, its fields are its settings.
+    r"""An estimator of $\nabla_\eta E_{q_\eta}[f(x)]$. It is immutable. Its fields are settings.
 
-    A subclass has, in this order: `CV` (what it learns, if anything), the fields, whether it is
-    `biased`, what it `needs` and other flags, `__check_init__`, the properties, `init` and
-    `cv_optimizer`, `draw`, `weights`, `propose`, `gradient` and `adapt`. It leaves out what it
-    inherits. Only `gradient` has to be written.
+    A subclass defines, in this order: `CV` (a module of what it learns), its fields, `biased`,
+    `needs` and other flags, `__check_init__`, the properties, `init` and `cv_optimizer`, `draw`,
+    `weights`, `propose`, `gradient` and `adapt`. Only `num_samples` and `gradient` are required.
 
-    These methods are handed inputs that have been checked and have one floating-point type.
+    The inputs of these methods have been checked, and their floating-point arrays have one dtype.
     """
 
     num_samples: eqx.AbstractVar[int]
     """The number of samples, K."""
     biased: ClassVar[bool] = False
-    """Whether its mean differs from the gradient, by design."""
+    """Whether the mean of the estimate differs from the gradient by design."""
     needs: ClassVar[Any] = None
-    """The property that a distribution must have, such as `"has_mean"`; `None` if any
-    distribution will do."""
+    """The property that a distribution must have, such as `"has_mean"`; `None` if the estimator
+    takes any distribution."""
     instead: ClassVar[str] = "RLOO and Rodeo take any distribution."
-    """What to do if a distribution does not have that property."""
+    """The advice in the error message if a distribution lacks the property in `needs`."""
     needs_gradient: ClassVar[Any] = False
-    r"""Whether $\nabla f$ is needed, at the samples or (`relaxes`) between the states."""
+    r"""Whether $\nabla f$ is needed, at the samples or, if `relaxes`, between the states."""
     relaxes: ClassVar[Any] = False
-    """Whether f, or its `relaxation`, is evaluated between the states."""
+    """Whether f, or its `relaxation`, is evaluated at points between the states."""
     samples_are_states: ClassVar[Any] = True
-    """Whether `draw` gives states, and not points between them (`GumbelSoftmax`)."""
+    """Whether `draw` returns states. `GumbelSoftmax` can return points between the states."""
     weighs_samples: ClassVar[Any] = False
-    """Whether the estimate of E[f] is a weighted mean of f, with the `weights` method."""
+    """Whether the estimate of E[f] is a sum of f weighted by the method `weights`."""
     looks_further: ClassVar[Any] = False
-    """Whether f is also evaluated at further points, with the `propose` method."""
+    """Whether f is also evaluated at the further points that the method `propose` returns."""
     cv_is_quadratic: ClassVar[Any] = True
-    """Whether the gradient for the control variates is that of a square of the gradient, and so
-    carries the square of any factor. Otherwise no factor changes it."""
+    """Whether `Gradients.cv` is the gradient of the mean square of the estimate. If so, a factor of
+    the estimate enters `Gradients.cv` squared, otherwise not at all."""
     cancels_constant: ClassVar[Any] = False
-    r"""Whether a constant vector added to all scores does not change the mean, so that $\log q$
-    need not be normalised."""
+    r"""Whether the mean of the estimate stays the same if a constant vector is added to all scores.
+    If so, $\log q$ need not be normalised."""
 
     def __init_subclass__(cls, **keywords: Any):
         super().__init_subclass__(**keywords)
@@ -94,8 +92,8 @@ class Estimator(eqx.Module):
 
     @property
     def goes_by_gradient(self) -> bool:
-        r"""Whether its mean depends on $\nabla f$, and is wrong where $\nabla f$ is 0 between the
-        states. For the other estimators the gradient only lowers the variance."""
+        r"""Whether the mean of the estimate depends on $\nabla f$, so that it is wrong if $\nabla
+        f$ is 0 between the states. For other estimators the gradient only lowers the variance."""
         return self.relaxes or (self.biased and self.needs_gradient)
 
     def num_evaluations(self, dist: Distribution) -> int:
@@ -103,15 +101,14 @@ class Estimator(eqx.Module):
         return self.num_samples
 
     def init(self, key: PRNGKeyArray, dist: Distribution | None = None) -> Any:
-        """The control variates at their start, a module of arrays; `None` where nothing is learned.
+        """The initial control variates, a module of arrays; `None` if the estimator learns nothing.
 
-        Some estimators need to know the distribution's shape, and say so. Its parameters do not
-        matter.
+        Some estimators need the shape of `dist`, and raise an error without it.
         """
         return None
 
     def cv_optimizer(self, learning_rate: Any) -> optax.GradientTransformation:
-        """How the control variates take their gradient; see `steingrad.cv_optimizer`."""
+        """The optimiser that updates the control variates; see `steingrad.cv_optimizer`."""
         return adam(learning_rate)
 
     def draw(self, key: PRNGKeyArray, dist: Distribution) -> Float[Array, "samples ..."]:
@@ -121,14 +118,14 @@ class Estimator(eqx.Module):
     def weights(
         self, dist: Distribution, x: Float[Array, "samples ..."]
     ) -> Float[Array, "samples ..."]:
-        r"""The $w_k$, of shape `[K, *batch]`, with which $\sum_k w_k f(x_k)$ estimates $E[f]$,
-        where `weighs_samples`. Elsewhere they are $1/K$ each."""
+        r"""The weights $w_k$, of shape `[K, *batch]`, with which $\sum_k w_k f(x_k)$ estimates
+        $E[f]$. Called only if `weighs_samples`; otherwise each weight is $1/K$."""
         raise NotImplementedError
 
     def propose(self, cv: Any, dist: Distribution, at: Evaluated) -> tuple[Any, Any]:
-        """Further points at which f is evaluated without its gradient, of shape `[n, K, *batch,
-        *event]`, and a memo of how they were chosen, which comes back as `at.memo`. It is called
-        where `looks_further`."""
+        """Returns further points at which to evaluate f without its gradient, of shape `[n, K,
+        *batch, *event]`, and a memo of how they were chosen, which `gradient` and `adapt` get as
+        `at.memo`. Called only if `looks_further`."""
         raise NotImplementedError
 
     @abc.abstractmethod
@@ -136,11 +133,10 @@ class Estimator(eqx.Module):
         """The estimate for each element of the batch, shaped like the distribution's parameters."""
 
     def adapt(self, cv: Any, dist: Distribution, at: Evaluated) -> tuple[Any, Any]:
-        """The estimate, and the gradient of its mean square with respect to `cv`.
+        """Returns the estimate, and the gradient of its mean square with respect to `cv`.
 
-        Control variates that are averages of what was seen, or solved for, have no use for that
-        gradient. They return `cv` minus what it is to become, for plain gradient descent to
-        subtract.
+        If the control variates are not learned by descent but are sums or averages, the second
+        result is `cv` minus its new value, which plain gradient descent subtracts.
         """
 
         @eqx.filter_grad(has_aux=True)
@@ -169,13 +165,15 @@ class Estimator(eqx.Module):
         f: Callable[[Array], Array] | None = None,
         context: Array | None = None,
     ) -> Evaluated:
-        """Your own evaluations, checked: what `further_points` takes."""
+        """Check your own evaluations of f, and collect them for `further_points`."""
         check_distribution(self, dist)
         check_cv(self, cv, dist)
-        # States and values may come as whole numbers, from a simulator, or in half precision.
+        # States and values may be integers, as from a simulator, or half-precision numbers.
         given: Any = [a if a is None else jnp.asarray(a) for a in (x, fx, dfx, fy)]
         if any(jnp.iscomplexobj(array) for array in jax.tree.leaves(given)):
-            raise TypeError("f and its gradient are real numbers, but complex ones were given.")
+            raise TypeError(
+                "f and its gradient must be real numbers, but complex arrays were given."
+            )
         dtype = compute_dtype(dist.dtype, *jax.tree.leaves(given))
         given = jax.tree.map(lambda array: array.astype(dtype), given)
         objective = None
@@ -191,8 +189,8 @@ class Estimator(eqx.Module):
     def further_points(
         self, cv: Any, dist: Distribution, at: Evaluated
     ) -> Float[Array, "points samples ..."] | None:
-        """Where else to evaluate f, without its gradient, now that the samples are known. `at` is
-        what `evaluated` returned."""
+        """The further points at which to evaluate f, without its gradient; `None` if there are
+        none. `at` is the result of `evaluated`."""
         return self.propose(*of_one_type(cv, dist, at))[0] if self.looks_further else None
 
     def estimate(
@@ -205,12 +203,12 @@ class Estimator(eqx.Module):
         **more: Any,
     ) -> Any:
         r"""The estimate of $\nabla_\eta E[f]$ for each element of the batch, shaped like the
-        distribution's parameters. If the batch shares the parameters, it is the sum over the batch.
+        distribution's parameters, which may be a sum over the batch (`shares_parameters`).
 
-        `x` comes from `sample`; `fx` of shape `[K, *batch]` holds f at these points and `dfx`,
-        shaped like `x`, its gradient (where `needs_gradient`). A few settings also need a `key`
-        (an operator that draws coordinates), `f` itself (`ExactSurrogate`), a `context` (`Relax`)
-        or `fy`, f at the `further_points` that the estimator chose with the same `key` (`Bronco`).
+        `x` comes from `sample`. `fx`, of shape `[K, *batch]`, holds f at `x`. `dfx`, shaped like
+        `x`, holds the gradient of f (if `needs_gradient`). A few settings need more: a `key` (an
+        operator that draws coordinates), `f` itself (`ExactSurrogate`), a `context` (`Relax`), or
+        `fy`, f at the `further_points`, which were chosen with the same `key` (`Bronco`).
         """
         at = self.evaluated(cv, dist, x, fx, dfx, **more)
         if 0 in dist.batch_shape:
@@ -225,24 +223,24 @@ class Estimator(eqx.Module):
     def value_and_grad(
         self, f: Callable[..., Any], dist: Distribution, cv: Any = None, **settings: Any
     ) -> tuple[Any, Gradients]:
-        """`steingrad.value_and_grad(f, dist, self, cv, **settings)`: the mean of f over samples and
-        batch, and its gradients."""
+        """Returns the mean of f over samples and batch, and its gradients: the same as
+        `steingrad.value_and_grad(f, dist, self, cv, **settings)`."""
         return value_and_grad(pose(f, dist, self, cv, **settings))
 
     def per_element(
         self, f: Callable[..., Any], dist: Distribution, cv: Any = None, **settings: Any
     ) -> tuple[Any, Gradients]:
-        """f at the samples, and the gradients of `value_and_grad` before the mean over the batch is
-        taken: one of the distribution's for each of its elements, and `cv`'s for these. The
-        gradient with respect to `args` is that of the mean here too."""
+        """Returns f at the samples, and the gradients of `value_and_grad` without the mean over the
+        batch: `parameters` has one gradient for each element of the batch, and `cv` belongs to
+        these. `args` still holds the gradient of the mean."""
         return per_element(pose(f, dist, self, cv, **settings))
 
 
 class Problem(eqx.Module):
-    """An expectation to estimate, checked and complete."""
+    """The checked and complete description of an expectation to estimate."""
 
     objective: Any
-    """f as a function of a key, states and further arguments, which returns values and aux."""
+    """f as a function of a key, states and further arguments. It returns values and aux."""
     dist: Distribution
     estimator: Estimator
     cv: Any
@@ -250,12 +248,12 @@ class Problem(eqx.Module):
     args: tuple
     context: Any
     relaxation: Callable[..., Any] | None
-    """What takes the place of the objective between the states, if anything does."""
+    """The function that replaces the objective between the states; `None` if none does."""
     on_devices: bool = eqx.field(static=True)
-    """Whether arrays differ between devices, inside `jax.shard_map`."""
+    """Whether arrays differ between devices, as inside `jax.shard_map`."""
     has_aux: bool = eqx.field(static=True)
     differentiable: bool = eqx.field(static=True)
-    """Whether f has a gradient, which a function outside JAX has not."""
+    """Whether f has a gradient. A function that runs outside JAX has none."""
 
 
 def pose(
@@ -272,22 +270,24 @@ def pose(
     batched: bool = True,
     in_axes: Sequence[int | None] | None = None,
 ) -> Problem:
-    """The arguments of `expectation` and `value_and_grad`, which document them, as a `Problem`."""
+    """Check the arguments of `expectation` or `value_and_grad`, and collect them in a `Problem`."""
     if isinstance(estimator, type) and issubclass(estimator, Estimator):
-        raise TypeError(f"The estimator is a class here: write {estimator.__name__}(...).")
+        raise TypeError(
+            f"The estimator is a class, not an instance: write {estimator.__name__}(...)."
+        )
     if isinstance(dist, Estimator) or isinstance(estimator, Distribution):
-        raise TypeError("The distribution comes first, then the estimator: f, dist, estimator.")
+        raise TypeError("dist and estimator are in the wrong order: pass f, dist, estimator.")
     if not isinstance(estimator, Estimator):
-        raise TypeError(f"An estimator is needed, such as RLOO(2), not {kind(estimator)}.")
+        raise TypeError(f"The estimator must be one such as RLOO(2), not {kind(estimator)}.")
     by_gradient = estimator.goes_by_gradient
     check_call(f, dist, key, args)
     check_distribution(estimator, dist)
-    if cv is not None:  # the value alone needs none
+    if cv is not None:  # no cv is needed for the value alone
         check_cv(estimator, cv, dist)
     if batched and in_axes is not None:
         raise ValueError(
-            "in_axes says how an f on one example is mapped over the batch: it goes with "
-            "batched=False."
+            "in_axes maps an f of one example over the batch, so it needs batched=False, but "
+            "batched is True. Pass batched=False, or leave in_axes out."
         )
     on_devices = bool(device_axes((dist, cv, args, context, key)))
     differentiable, args = has_gradient(f), tuple(as_jax_arrays(args))
@@ -316,7 +316,7 @@ def per_element(problem: Problem) -> tuple[Any, Gradients]:
 
 
 def estimate(problem: Problem) -> tuple[Any, Gradients]:
-    """Draw, evaluate, estimate, adapt. The distribution is a constant here."""
+    """Draw samples, evaluate f, estimate the gradient and adapt `cv`. `dist` is a constant here."""
     estimator, dist, cv, args = problem.estimator, problem.dist, problem.cv, problem.args
     if cv is None:
         check_cv(estimator, cv, dist)
@@ -356,7 +356,7 @@ def weighted(
 
 
 def run(estimator: Estimator, cv: Any, dist: Distribution, at: Evaluated) -> tuple[Any, Any]:
-    """The estimate, and the gradient for the control variates."""
+    """Returns the estimate, and the gradient for the control variates."""
     wide_cv, dist, at = of_one_type(cv, dist, at)
     if estimator.looks_further:
         y, memo = estimator.propose(wide_cv, dist, at)
@@ -367,15 +367,15 @@ def run(estimator: Estimator, cv: Any, dist: Distribution, at: Evaluated) -> tup
 
 
 def of_one_type(cv: Any, dist: Distribution, at: Evaluated) -> tuple[Any, Distribution, Evaluated]:
-    """The same in the type of the values of f, so that no formula has to convert anything."""
+    """Cast all arguments to the dtype of f's values, so that no formula has to convert anything."""
     situation, dtype = (cv, dist, at), at.fx.dtype
     leaves = filter(eqx.is_inexact_array, jax.tree.leaves(situation))
     return situation if all(leaf.dtype == dtype for leaf in leaves) else cast(situation, dtype)
 
 
 def value_and_grad(problem: Problem) -> tuple[Any, Gradients]:
-    """The mean of f over samples and batch (with `has_aux`, and what else f returned), and its
-    gradients."""
+    """Returns the mean of f over samples and batch, and its gradients. With `has_aux` the first
+    result is a pair: the mean of f, and its aux."""
     fx, grads = per_element(problem)
     fx, aux = fx if problem.has_aux else (fx, None)
     grads = scaled(problem, grads, 1 / max(fx[0].size, 1), problem.dist.parameters)
@@ -383,8 +383,8 @@ def value_and_grad(problem: Problem) -> tuple[Any, Gradients]:
 
 
 def scaled(problem: Problem, grads: Gradients, factor: Any, parameters: Any) -> Gradients:
-    """Gradients of `per_element` times a factor, in the type of the parameters. Those with respect
-    to `args` stay as they are."""
+    """Multiply the gradients of `per_element` by a factor, and cast them to the dtypes of the
+    parameters. The gradients with respect to `args` stay unchanged."""
     times = lambda g, p: (g * jnp.asarray(factor, g.dtype)).astype(p.dtype)
     cv_grad = grads.cv
     if problem.estimator.cv_is_quadratic:

@@ -19,31 +19,31 @@ from .base import Estimator
 from .checks import check_key, check_num_samples
 from .flip_regression import ERROR, coefficients, relative_errors, sums_by_coordinate
 
-# f itself drifts faster, in training, than the effects of flips: its mean is over the last 20
-# steps, or over as many steps as have 500 samples.
+# In training f itself drifts faster than the effects of flips. So the mean of f is over the last 20
+# steps, or over as many steps as have 500 samples if these are more.
 VALUE_STEPS, VALUE_SAMPLES = 20, 500
-# The past's scale is trusted within this factor of what is seen now. Beyond the factor the
-# objective has jumped: sums in units of the scale stay right with the new one.
+# If the present scale of changes differs from the past scale by more than this factor, the
+# objective has jumped. Sums in units of the scale then stay right with the new scale.
 JUMP = 30.0
 
 
 class Guess(NamedTuple):
-    """What a sample says about all its neighbours, before f is evaluated at any of them."""
+    """Predictions for all neighbours of a sample, before f is evaluated at any of them."""
 
     flips: Neighbours
     """The neighbours, with one coordinate changed."""
     conditional: Float[Array, "... d n"]
     """The probability of the coordinate's new value."""
     features: tuple[Float[Array, "... d n"], ...]
-    """The features that the guess is a combination of."""
+    """The features of which the guess is a linear combination."""
     scale: Float[Array, ""]
-    """The size of a change of f, by which everything is divided; 0 if it is not known yet."""
+    """The typical size of a change of f, the unit of the sums; 0 if it is not known yet."""
     change: Float[Array, "... d n"]
     """The guess of f(y) − f(x)."""
     slope: Slope
-    """What f does to first order."""
+    """The first-order model of f."""
     weight: Float[Array, "... d n"]
-    """How much the slope counts in the guess, a."""
+    """The coefficient a of the slope in the guess."""
     size: Float[Array, "... d n"]
     """How much a neighbour's change counts in the gradient."""
     probability: Float[Array, "... d n"]
@@ -56,7 +56,7 @@ class Drawn(NamedTuple):
     slots: Int[Array, "flips samples ..."]
     """The flat numbers of the neighbours."""
     partners: Int[Array, "flips samples ..."] | None = None
-    """What changes together with the coordinate, in a `Subset`."""
+    """The elements that change together with the coordinates, in a `Subset`."""
 
 
 class Bronco(Estimator):
@@ -64,26 +64,25 @@ class Bronco(Estimator):
     {\pi_{iv}} (\Delta_{iv} - r_{iv})\Big) s_i(v)$ with $\Delta_{iv} = f(x_k \text{ with } x_i = v)
     - f(x_k)$.
 
-    $r$ guesses from $f$ and $\nabla f$ at $x_k$ what each change of one coordinate does to $f$. For
-    one of them, drawn with probability $\pi$, $f$ is evaluated (without a backward pass), and what
-    the guess missed is added over its probability. So the mean of $g$ over flips is the local
-    expectation gradient, whatever $r$ and $\pi$ are, and $g$ is unbiased. With `flips` $= m$ it is
-    the mean over $m$ of them. $f$ is evaluated $K (1 + m)$ times.
+    $r$ is a guess of $\Delta$ from $f$ and $\nabla f$ at $x_k$. One flip (a change of one
+    coordinate) is drawn with probability $\pi$, and $f$ is evaluated there, without a backward
+    pass. The error of the guess, divided by $\pi$, is added. So the mean of $g$ over flips is the
+    local expectation gradient, whatever $r$ and $\pi$ are, and $g$ is unbiased. With `flips` $= m$
+    the correction is the mean over $m$ flips. $f$ is evaluated $K (1 + m)$ times.
 
     The guess is $r_{iv} = a_i \nabla f^\top (y - x) + |y - x|^2 (b_i + c_i \tilde f)$: slope,
-    curvature, and how the curvature goes with the value of $f$. Each coordinate's three numbers
-    solve a least-squares problem over the flips already seen, of which about `memory` for each
-    coordinate are remembered; the first guess is straight-through, $a = 1$, $b = c = 0$. $\pi$ goes
-    with $q(v) (1 - q(v))$ and with the errors of the coordinate's past guesses, mixed with a share
-    `uniform` of the uniform distribution. With `use_gradient=False` the past flips' mean effect of
-    each value takes the place of $\nabla f$.
+    curvature, and a curvature that depends on the value of $f$. The three coefficients of a
+    coordinate solve a least-squares problem over past flips, of which about `memory` for each
+    coordinate are remembered. The first guess is straight-through, $a = 1$, $b = c = 0$. $\pi$
+    grows with $q(v) (1 - q(v))$ and with the errors of the coordinate's past guesses; a share
+    `uniform` of the uniform distribution is mixed in. With `use_gradient=False` the mean effect of
+    each value in past flips takes the place of $\nabla f$.
 
-    For distributions whose coordinates can change one at a time: independent ones, and those of a
-    `Subset`, where a bit changes together with a random partner.
+    It needs coordinates that can change one at a time: independent ones, or those of a `Subset`,
+    where a bit changes together with a random partner.
 
-    Its state is made of sums over past flips: `steingrad.cv_optimizer` makes the plain step that
-    brings them up to date. With any other the estimate stays unbiased, but the guess is lost.
-    `num_samples` is $K$.
+    `cv` consists of sums over past flips, which `steingrad.cv_optimizer` updates with a plain
+    gradient step. Any other optimiser loses the guess, but adds no bias. `num_samples` is $K$.
 
     Reference: a random flip without a guess is bitflip-1 of Kunes et al., "Gradient estimation for
     binary latent variables via gradient variance clipping", AAAI 2023.
@@ -99,16 +98,16 @@ class Bronco(Estimator):
     """
 
     class CV(eqx.Module):
-        """Sums over past flips, the older the less; for each coordinate."""
+        """Sums over past flips, of which older ones count less."""
 
         gram: Float[Array, "d 3 3"]
         """Products of the features with each other."""
         cross: Float[Array, "d 3"]
         """Products of the features with the change of f."""
         error: Float[Array, " d"]
-        """Squares of what the guess missed."""
+        """Squared errors of the guess."""
         size: Float[Array, " d"]
-        """The weights of the flips, which the errors are relative to."""
+        """The weights of the flips, to which `error` is relative."""
         flips: Float[Array, ""]
         """The number of flips."""
         change: Float[Array, ""]
@@ -116,12 +115,12 @@ class Bronco(Estimator):
         value: Float[Array, ""]
         """Values of f."""
         deviation: Float[Array, ""]
-        """Distances of f from its mean."""
+        """Absolute differences between f and its mean."""
         steps: Float[Array, ""]
         """The number of steps that `value` and `deviation` are sums over."""
         effect: Float[Array, "d m 2"] | None
-        """For each value of a coordinate, the changes of f by taking it on, and their number;
-        `None` with the gradient."""
+        """For each value of each coordinate, the changes of f when the coordinate takes this value,
+        and their number; `None` if `use_gradient`."""
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
     """The number of samples, K."""
@@ -130,7 +129,7 @@ class Bronco(Estimator):
     memory: float = eqx.field(static=True, default=100.0)
     """About how many past flips of each coordinate are remembered."""
     uniform: float = eqx.field(static=True, default=0.1)
-    """The share of flips that are drawn from all possible flips alike."""
+    """The share of flips that are drawn uniformly from all possible flips."""
     use_gradient: bool = eqx.field(static=True, default=True)
     """Guess with the gradient of f. If off, the mean effect of past flips takes its place."""
     needs: ClassVar = "flippable"
@@ -158,8 +157,8 @@ class Bronco(Estimator):
     def init(self, key, dist=None):
         if dist is None:
             raise ValueError(
-                "Bronco learns something for each coordinate: pass the distribution too, "
-                "`estimator.init(key, dist)`. Only its shape matters."
+                "Bronco learns coefficients for each coordinate, but no distribution was given: "
+                "pass the distribution too, `estimator.init(key, dist)`. Only its shape matters."
             )
         d, m = dist.flip_shape
         zero = jnp.zeros(())
@@ -183,8 +182,8 @@ class Bronco(Estimator):
         return corrected(at, *at.memo), jax.tree.map(jnp.subtract, cv, following)
 
     def guess(self, cv: Any, dist: Distribution, at: Evaluated) -> Guess:
-        """What the samples and the past say about the neighbours. It never depends on the flips of
-        this step."""
+        """Predict the changes of f at the neighbours from the samples and from past flips. The
+        result never depends on the flips of this step."""
         flips = dist.flips(at.x)
         conditional = flips.conditional()
         size = conditional * (1 - conditional)
@@ -192,7 +191,7 @@ class Bronco(Estimator):
         if not self.use_gradient:
             number = cv.effect[..., 1] + ERROR * jnp.mean(cv.effect[..., 1]) + TINY
             slope = Slope(None, cv.effect[..., 0] / number)
-        # Where q is 0, an f with log q in it has an infinite slope, which must not set the scale.
+        # Where q is 0, an f with log q in it has an infinite slope, which must not enter the scale.
         linear = jnp.where(conditional > 0, flips.first_order(slope), 0)
         scale = past = cv.change / (cv.flips + TINY)
         if self.use_gradient:
@@ -205,10 +204,10 @@ class Bronco(Estimator):
         value = jnp.where(deviation > 0, jnp.clip(value, -5, 5), 0)[..., None, None]
         curvature = flips.squared_step()
         features = linear / jnp.where(scale > 0, scale, 1), curvature, curvature * value
-        # The first guess is straight-through; means of past flips have to prove their worth first.
+        # With the gradient, the first guess is straight-through. Without it, the first guess is 0.
         first = jnp.asarray([1 if self.use_gradient else 0, 0, 0], linear.dtype)
         of_coordinates = coefficients(cv.gram, cv.cross, cv.flips, first)
-        # One by one: an array of all of them would have to be written to memory.
+        # One coefficient at a time: an array of all three would have to be written to memory.
         a, b, c = (flips.spread(column) for column in of_coordinates.T)
         change = a * linear + scale * (b * features[1] + c * features[2])
         importance = size * flips.spread(relative_errors(cv.error, cv.size, cv.flips))
@@ -217,8 +216,8 @@ class Bronco(Estimator):
         return Guess(flips, conditional, features, scale, change, slope, weight, size, probability)
 
     def choose(self, at: Evaluated, guess: Guess) -> Drawn:
-        """Which neighbours to evaluate, as flat numbers of slots. The uniform numbers behind them
-        are evenly spaced, so that two flips of a sample are seldom the same."""
+        """Draw the neighbours at which to evaluate f, as flat numbers of slots. The uniform numbers
+        used are evenly spaced, so that two flips of a sample are seldom the same."""
         check_key("Bronco", at.key)
         assert at.key is not None
         probability = guess.probability
@@ -236,10 +235,10 @@ class Bronco(Estimator):
         change, mean_change, further = changes(at, guess, drawn)
         seen = jnp.mean(jnp.abs(change))
         scale = jnp.where(guess.scale > 0, guess.scale, jnp.where(seen > 0, seen, 1))
-        # A slope near zero alone may be chance. If flips do nothing either, f has jumped downwards.
+        # A slope near zero may be chance. If flips change nothing either, the scale has dropped.
         now = jnp.maximum(mean(jnp.abs(guess.features[0])) * scale, seen)
         cv = after_jump(cv, jnp.where(now * JUMP < guess.scale, now, guess.scale))
-        # Over π: as if all neighbours had been seen.
+        # Divided by π, sums over the flips estimate sums over all neighbours.
         count = math.prod(guess.change.shape[-2:])
         weight = known(guess.size) ** 2 / (known(guess.probability) * count)
         slope, *others = (known(feature) for feature in guess.features)
@@ -284,9 +283,9 @@ class Bronco(Estimator):
 
 
 def after_jump(cv: Any, scale: Float[Array, ""]) -> Any:
-    """The sums if the objective has jumped, so that `scale` is not the past's. Sums in units of the
-    scale stay right. The scale's own sum becomes that of the new scale, and the values of f are
-    forgotten."""
+    """Adjust the sums if the objective has jumped, so that `scale` differs from the past scale.
+    Sums in units of the scale stay unchanged. The sum of absolute changes becomes that of the new
+    scale, and the values of f are forgotten."""
     change = scale * cv.flips
     jumped = jnp.abs(change - cv.change) > 0.1 * change
     where = lambda cv: (cv.change, cv.value, cv.deviation, cv.steps)
@@ -296,7 +295,7 @@ def after_jump(cv: Any, scale: Float[Array, ""]) -> Any:
 
 
 def corrected(at: Evaluated, guess: Guess, drawn: Drawn) -> Any:
-    """The local expectation gradient of the guess, with what it missed at the flips over π."""
+    """The local expectation gradient of the guess plus its errors at the flips, divided by π."""
     slots = drawn.slots
     missed = changes(at, guess, drawn)[1] - at_slots(guess.change, slots)
     terms = missed / (at_slots(guess.probability, slots) * len(slots))
@@ -308,9 +307,9 @@ def corrected(at: Evaluated, guess: Guess, drawn: Drawn) -> Any:
 
 def changes(at: Evaluated, guess: Guess, drawn: Drawn) -> tuple[Array, Array, Array | float]:
     """Returns f(y) − f(x); the same difference with the randomness of the partner's slope removed;
-    and how much larger the first-order change was than the guess knew.
+    and by how much the first-order change exceeds the one that the guess used.
 
-    A flip to a value of probability 0, where an f with log q in it is infinite, counts as 0.
+    For a flip to a value of probability 0 the change is 0, even if f is infinite there.
     """
     assert at.fy is not None
     change = jnp.where(at_slots(guess.conditional, drawn.slots) == 0, 0, at.fy - at.fx)
@@ -329,8 +328,8 @@ def at_slots(
 
 
 def mixed(importance: Float[Array, "... d n"], uniform: float) -> Float[Array, "... d n"]:
-    """Probabilities in proportion to the importance, mixed with a share of the uniform ones.
-    Without any importance they are all equal."""
+    """Probabilities in proportion to the importance, mixed with a share `uniform` of equal
+    probabilities. If all importances are 0, the probabilities are equal."""
     total = sum_of_events(importance, axes=2)[..., None, None]
     share = 1 / math.prod(importance.shape[-2:])
     proportional = jnp.where(total > TINY, importance / jnp.maximum(total, TINY), share)
@@ -342,12 +341,12 @@ def pick(
     first: Float[Array, "draws ..."],
     second: Float[Array, "draws ..."],
 ) -> Int[Array, "draws ..."]:
-    """Draws made of two uniform numbers in [0, 1). The first chooses a block of √n to 2√n entries,
-    the second an entry of the block. This is cheaper than one long cumulative sum and, in float32,
-    more exact."""
+    """Draw indices with these probabilities, each from two uniform numbers in [0, 1). The first
+    number chooses a block of √n to 2√n entries, the second an entry of the block. This is cheaper
+    than one long cumulative sum and, in float32, more exact."""
     n = probability.shape[-1]
     root = math.isqrt(n - 1) + 1
-    # Blocks without a rest, if there are such: appending zeros takes as long as all the sums.
+    # A width that divides n, if there is one: appending zeros takes as long as all the sums.
     width = next((width for width in range(root, 2 * root) if n % width == 0), root)
     if n % width:
         padding = [(0, 0)] * (probability.ndim - 1) + [(0, -n % width)]

@@ -15,16 +15,16 @@ from .sticks import break_sticks, first_of, pair_weight, stick_of
 
 
 class CARMS(Estimator):
-    r"""$g = \frac1{K (K-1)} \sum_{k \ne j} r(x_k, x_j) \, (f(x_k) - f(x_j)) \, s(x_k)$ with
-    $r(a, b) = \frac{q(a) q(b)}{P(a, b)}$ for each coordinate on its own: RLOO on antithetic
-    samples, each pair weighted back to an independent one.
+    r"""$g = \frac1{K (K-1)} \sum_{k \ne j} r(x_k, x_j) \, (f(x_k) - f(x_j)) \, s(x_k)$ with $r(a,
+    b) = \frac{q(a) q(b)}{P(a, b)}$ for each coordinate on its own: RLOO on antithetic samples, with
+    an importance weight for each pair.
 
-    A category is a sequence of bits, one for each value from the least probable to the most, that
-    ends with its first 1, and each bit is drawn for all $K$ samples together, as in `ARMS`. So each
-    sample is exact, any two are seldom equal, every pair of different values occurs, and $P(a, b)$,
-    the probability of a pair, is a product of known numbers (the authors' code estimates it for one
-    construction and clips it for others, which is a bias). With two values this is `ARMS`, with $K
-    = 2$ it is `DisARMIW`. For independent coordinates. `num_samples` is $K$.
+    A category is a sequence of bits that ends with its first 1, with one bit for each value, from
+    the least probable to the most. Each bit is drawn for all $K$ samples together, as in `ARMS`.
+    Each sample is exact, two are seldom equal, and all pairs of different values occur. $P(a, b)$,
+    the probability of a pair, is a product of known numbers. (The authors' code estimates $P$ for
+    one construction and clips it for others, which is a bias.) With two values this is `ARMS`, with
+    $K = 2$ it is `DisARMIW`. It needs independent coordinates. `num_samples` is $K$.
 
     Reference: Dimitriev and Zhou, "CARMS: Categorical-Antithetic-REINFORCE Multi-Sample Gradient
     Estimator", NeurIPS 2021.
@@ -47,7 +47,7 @@ class CARMS(Estimator):
 
     def draw(self, key, dist):
         def one(part, key):
-            # As in ARMS: 1 is the rarer value of every bit, φ being at most ½.
+            # As in ARMS: since φ is at most ½, 1 is the rarer value of every bit.
             sticks = break_sticks(part)
             bits = mutually_antithetic(key, self.num_samples, sticks.phi[..., :-1])
             return part.state(first_of(sticks, bits))
@@ -63,7 +63,7 @@ class CARMS(Estimator):
             weight = pair_weight(sticks, debias(odds, count), both_rare(odds, count))
             stick = stick_of(part, sticks, x)
             r = take(weight, jnp.minimum(stick, others(stick))[..., None])[..., 0]
-            # r is symmetric, so these sum to 0 over the samples, and the score's mean drops out.
+            # r is symmetric, so the coefficients sum to 0, and the mean in the score cancels.
             coefficients = jnp.sum(r * change, axis=0) / (count - 1)
             onehot = jax.nn.one_hot(part.index(x), part.num_values, dtype=weight.dtype)
             return part.by_parameters(mean_of_samples(coefficients[..., None] * onehot))

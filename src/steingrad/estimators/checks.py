@@ -1,4 +1,4 @@
-"""Checks at the doors: each raises a sentence that says what is wrong and what to do."""
+"""Checks of inputs. Each error says what is wrong, what was given and what to do."""
 
 from typing import Any
 
@@ -18,22 +18,22 @@ NEEDS = {
     "relaxable": "independent bits or one-hot categories",
     "flippable": "coordinates that can change one at a time",
 }
-"""What an estimator may need of a distribution: names of its properties, in words."""
+"""The properties of a distribution that an estimator may need, in words."""
 
 
 def check_call(f: Any, dist: Any, key: Any, args: Any) -> None:
     """Raise if an argument is not of the kind that belongs in its place."""
     if not isinstance(dist, Distribution):
-        raise TypeError(f"A distribution is needed, such as Bernoulli(logits), not {kind(dist)}.")
+        raise TypeError(f"dist must be a distribution such as Bernoulli(logits), not {kind(dist)}.")
     if not callable(f):
-        raise TypeError(f"f is a function of the states, not {kind(f)}.")
+        raise TypeError(f"f must be a function of the states, not {kind(f)}.")
     if not isinstance(args, (tuple, list)):
         raise TypeError(
-            f"args is a tuple, f's arguments after the states: args=(w,), not {kind(args)}."
+            f"args must be a tuple of f's further arguments, such as args=(w,), not {kind(args)}."
         )
     dtype = getattr(key, "dtype", None)
     if dtype is None or not (dtype == jnp.uint32 or jnp.issubdtype(dtype, jax.dtypes.prng_key)):
-        raise TypeError(f"key is a random key, such as jax.random.key(0), not {key!r}.")
+        raise TypeError(f"key must be a random key such as jax.random.key(0), not {key!r}.")
 
 
 def kind(thing: Any) -> str:
@@ -61,7 +61,7 @@ def check_distribution(estimator: Any, dist: Distribution) -> None:
 def check_gradient(estimator: Any) -> None:
     """Raise if the estimator needs the gradient of an f that has none."""
     if estimator.needs_gradient:
-        raise ValueError(f"{type(estimator).__name__} here needs the gradient of f. {NO_GRADIENT}")
+        raise ValueError(f"{type(estimator).__name__} needs the gradient of f. {NO_GRADIENT}")
 
 
 def check_cv(estimator: Any, cv: Any, dist: Distribution) -> None:
@@ -92,18 +92,19 @@ def check_evaluated(estimator: Any, dist: Distribution, at: Evaluated) -> None:
     if at.x.shape != shape:
         raise ValueError(
             f"{name}(num_samples={estimator.num_samples}) and this {type(dist).__name__} take "
-            f"samples of shape {shape}, but x has shape {at.x.shape}."
+            f"samples of shape {shape}, but x has shape {at.x.shape}. Pass what `sample` returned."
         )
     if at.fx.shape != lead:
         raise ValueError(
-            f"{name} takes values of f of shape {lead}, but fx has shape {at.fx.shape}."
+            f"{name} takes values of f of shape {lead}, but fx has shape {at.fx.shape}. Pass one "
+            "value of f for each sample and element of the batch."
         )
     if at.dfx is None and estimator.needs_gradient and not estimator.relaxes:
         raise ValueError(
             f"{name} needs the gradient of f at the samples: pass dfx, of shape {shape}."
         )
     if at.fy is not None and not estimator.looks_further:
-        raise ValueError(f"{name} evaluates f at its samples only: leave fy out.")
+        raise ValueError(f"{name} evaluates f at its samples only, but fy was given: leave fy out.")
     if at.dfx is not None and at.dfx.shape != shape:
         raise ValueError(
             f"{name} takes gradients of shape {shape}, but dfx has shape {at.dfx.shape}."
@@ -129,8 +130,8 @@ def check_key(name: str, key: Any) -> None:
     """Raise if the estimate draws random numbers and has no key for them."""
     if key is None:
         raise ValueError(
-            f"{name} draws random numbers for its estimate: pass key=... to `estimate`, the same "
-            "key with which `further_points` chose points, if it did."
+            f"{name} draws random numbers for its estimate, but no key was given: pass key=... to "
+            "`estimate`, and the same key as before if `further_points` was called."
         )
 
 

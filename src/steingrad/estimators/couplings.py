@@ -1,4 +1,4 @@
-"""Coupled samples of bits: each is exact by itself, and they are seldom equal."""
+"""Coupled samples of bits: each sample is exact by itself, and two samples are seldom equal."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ def antithetic_pairs(
     r"""$K/2$ pairs of bits with one uniform number for each pair, $b = 1[u > 1 - p]$ and $\tilde b
     = 1[u < p]$. The first half holds every $b$, the second every $\tilde b$."""
     u = jax.random.uniform(key, (num_samples // 2, *probability.shape), probability.dtype)
-    # u > 1 − p, written with 1 − u, which is exact where 1 − p is rounded.
+    # u > 1 − p is written as 1 − u < p, because 1 − u is exact where 1 − p is rounded.
     return jnp.concatenate([1 - u < probability, u < probability])
 
 
@@ -24,7 +24,7 @@ def mutually_antithetic(
     with exponential $e_k$: $v_k = (1 - D_k)^{K-1}$ is uniform, and $b_k = 1[v_k < p]$."""
     rest = num_samples - 1
     e = jax.random.exponential(key, (num_samples, *probability.shape), probability.dtype)
-    # 1 − D as a share of the total, so that it is precise where it is small.
+    # 1 − D is computed as a share of the total, which is precise even if 1 − D is small.
     v = (rest * mean_of_others(e) / jnp.sum(e, axis=0)) ** rest
     return v < probability
 
@@ -38,9 +38,9 @@ def both_rare(log_odds: Float[Array, "..."], num_samples: int) -> Float[Array, "
 def debias(log_odds: Float[Array, "..."], num_samples: int) -> Float[Array, "..."]:
     r"""$\theta (1 - \theta) / (\theta - P(b_1 = b_2 = 1))$ of `mutually_antithetic` bits.
 
-    Both are symmetric in $\theta$ and $1 - \theta$. With $p$ the smaller of the two, this is
-    $(1 - p) / (1 - r)$ with $r = \max(2 - p^{-1/(K-1)}, 0)^{K-1} < \frac12$: nothing cancels,
-    however small $p$ is.
+    Numerator and denominator are symmetric in $\theta$ and $1 - \theta$. With $p$ the smaller of
+    the two, the ratio is $(1 - p) / (1 - r)$ with $r = \max(2 - p^{-1/(K-1)}, 0)^{K-1} < \frac12$:
+    no digits cancel, however small $p$ is.
     """
     others = num_samples - 1
     minus_log_p = jax.nn.softplus(jnp.abs(log_odds))

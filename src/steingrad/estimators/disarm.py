@@ -18,8 +18,8 @@ class DisARM(Estimator):
     over $K/2$ antithetic pairs.
 
     A pair shares one uniform number for each bit, $x = 1[u > 1 - \theta]$ and $\tilde x = 1[u <
-    \theta]$: each is an exact sample, and they differ as often as two samples can. The first half
-    of the $K$ samples holds every $x$, the second every $\tilde x$. For independent bits
+    \theta]$: each is an exact sample, and the two differ as often as two samples can. The first
+    half of the $K$ samples holds every $x$, the second every $\tilde x$. It needs independent bits
     (coordinates of two values). `num_samples` is $K$.
 
     Reference: Dong, Mnih, Tucker, "DisARM: An Antithetic Gradient Estimator for Binary Latent

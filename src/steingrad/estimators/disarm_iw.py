@@ -1,4 +1,4 @@
-"""DisARM-IW: antithetic pairs of categories, weighted back to independent ones."""
+"""DisARM-IW: antithetic pairs of categories with importance weights."""
 
 from typing import ClassVar
 
@@ -19,12 +19,13 @@ class DisARMIW(Estimator):
     \tilde x) = \frac{q(x) q(\tilde x)}{P(x, \tilde x)}$ for each coordinate on its own, averaged
     over $K/2$ pairs.
 
-    A category is a sequence of bits, one for each value from the least probable to the most, that
-    ends with its first 1 (stick-breaking); a pair has the same uniform number for a bit as `DisARM`
-    has. Each is an exact sample, and they are equal as seldom as these bits allow. The joint
-    probability is known exactly, and the weight never reaches 2: $r = (1 - \phi_a) \prod_{c<a} (1 -
-    \phi_c)^2 / (1 - 2 \phi_c)$, $a$ being the first of the two sticks. With two values this is
-    `DisARM`. For independent coordinates. `num_samples` is $K$.
+    A category is written as a sequence of bits that ends with its first 1 (stick-breaking), with
+    one bit for each value, from the least probable to the most. The two samples of a pair share one
+    uniform number for each bit, as in `DisARM`. Each is an exact sample, and they are equal as
+    seldom as these bits allow. The joint probability is known, and the weight is below 2: $r = (1 -
+    \phi_a) \prod_{c<a} (1 - \phi_c)^2 / (1 - 2 \phi_c)$, where $a$ is the earlier of the two
+    sticks. With two values this is `DisARM`. It needs independent coordinates. `num_samples` is
+    $K$.
 
     Reference: Dong, Mnih, Tucker, "Coupled Gradient Estimators for Discrete Latent Variables",
     NeurIPS 2021.

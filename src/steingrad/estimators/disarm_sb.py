@@ -19,12 +19,12 @@ class DisARMSB(Estimator):
     for each coordinate on its own, averaged over $K/2$ pairs.
 
     The pairs are those of `DisARMIW`: a category is a sequence of bits that ends with its first 1,
-    and the bits of a pair are antithetic. Of the two, $x^a$ ends at the earlier stick $a$ and $x^b$
-    at a later one, $\rho = q(\cdot \mid \text{later than } a)$, and $\alpha_a$ is the logit of the
-    bit at $a$. Up to $a$ the bits are the same and give nothing, at $a$ stands the term of
-    `DisARM`, and further on only $x^b$ has bits that matter: those of the other are averaged over
-    (Rao-Blackwell), which leaves a score. A pair of equal categories gives nothing. With two values
-    this is `DisARM`. For independent coordinates. `num_samples` is $K$.
+    and the bits of a pair are antithetic. $x^a$ ends at the earlier stick $a$, and $x^b$ at a later
+    one. $\rho$ is $q(\cdot \mid \text{later than } a)$, and $\alpha_a$ is the logit of the bit at
+    $a$. Before $a$ the bits are equal and contribute nothing. The bit at $a$ contributes the term
+    of `DisARM`. After $a$ only the bits of $x^b$ matter; the others are averaged over
+    (Rao-Blackwell), which leaves a score. A pair of equal categories contributes nothing. With two
+    values this is `DisARM`. It needs independent coordinates. `num_samples` is $K$.
 
     Reference: Dong, Mnih, Tucker, "Coupled Gradient Estimators for Discrete Latent Variables",
     NeurIPS 2021.
@@ -62,7 +62,7 @@ class DisARMSB(Estimator):
             tail = take(jnp.roll(sticks.log_tail, -1, axis=-1), a)  # log Σ_{c > a} p_c
             log_probs = take(sticks.log_probs, rank)
             rho = jnp.where(rank > a, jnp.exp(jnp.minimum(log_probs - tail, 0.0)), 0.0)
-            # Nothing differs at the last stick: any number will do for its logit.
+            # Two samples never differ at the last stick, so any number will do for its logit.
             end = jnp.zeros_like(sticks.log_probs[..., :1])
             alpha = take(jnp.concatenate([sticks.logits, end], axis=-1), a)
             onehot = lambda stick: (rank == stick).astype(rho.dtype)

@@ -19,11 +19,11 @@ class DoubleCV(Estimator):
     \alpha \, \bar\nabla_k^\top (x_k - \mu)$, $\bar\nabla_k = \frac1{K-1} \sum_{j \ne k} \nabla
     f(x_j)$ and $\mu = E[x]$, which is $\theta$ for bits.
 
-    The linear control variate appears twice, beside each sample's own value and in the baseline of
-    the others. The last term is its known mean, for bits $\theta (1 - \theta)$ times the mean of
-    $\nabla f$. $\alpha$ is learned and starts at 0, as plain RLOO; a good one is negative. $f$ is
-    evaluated $K$ times. For every distribution whose mean is known (the paper's is for bits).
-    `num_samples` is $K$.
+    The linear control variate appears twice: it is added to each sample's own value, and to the
+    values in the other samples' baselines. The last term is its known mean, for bits $\theta (1 -
+    \theta)$ times the mean of $\nabla f$. $\alpha$ is learned and starts at 0, which is plain RLOO;
+    good values are negative. $f$ is evaluated $K$ times. It needs a distribution whose mean is
+    known (in the paper, bits). `num_samples` is $K$.
 
     Reference: Titsias and Shi, "Double Control Variates for Gradient Estimation in Discrete Latent
     Variable Models", AISTATS 2022.
@@ -39,7 +39,7 @@ class DoubleCV(Estimator):
     """
 
     class CV(eqx.Module):
-        """What is learned: α."""
+        """The learned coefficient α."""
 
         alpha: Float[Array, ""]
 

@@ -1,4 +1,4 @@
-"""What past flips say about the next ones: least squares for each coordinate, and their errors."""
+"""Predictions of the effects of flips, by least squares over past flips, and their errors."""
 
 import math
 from typing import Any
@@ -8,12 +8,12 @@ from jaxtyping import Array, Float, Int
 
 from ..fast import TINY, solve
 
-# How much a coordinate's own past counts. Its coefficients are shrunk towards those common to all
-# coordinates by as much as OWN flips, and the common ones towards the first guess by COMMON flips.
-# Its error is shrunk towards the mean by ERROR flips.
+# Strengths of shrinkage, in numbers of flips. OWN shrinks a coordinate's coefficients towards those
+# common to all coordinates. COMMON shrinks the common ones towards the first guess. ERROR shrinks a
+# coordinate's error towards the mean error.
 OWN, COMMON, ERROR = 1.0, 10.0, 2.0
-# The variance is least if flips go where the error's root mean square is large (the power ½ of its
-# square). A little more pays off in the layers below, since such coordinates have large weights.
+# The variance is smallest if flips are drawn in proportion to the root mean square of the error,
+# the power ½ of its square. A larger power is better for the layers below a coordinate with errors.
 POWER = 0.7
 
 
@@ -23,9 +23,9 @@ def coefficients(
     flips: Float[Array, ""],
     first: Float[Array, " n"],
 ) -> Float[Array, "d n"]:
-    """The coefficients of the features for each coordinate, from sums of their products with each
-    other and with the change of f over a number of flips. They are shrunk towards coefficients
-    common to all coordinates, and these towards the first guess."""
+    """Regression coefficients of the change of f on the features, for each coordinate, from sums
+    over `flips` flips: `gram` of the features' products, `cross` of features times changes. They
+    are shrunk towards coefficients common to all coordinates, and those towards `first`."""
     total, total_cross = jnp.sum(gram, axis=0), jnp.sum(cross, axis=0)
     one_flip = jnp.diagonal(total) / (flips + TINY) + TINY
     common = solve(total + jnp.diag(COMMON * one_flip), total_cross + COMMON * one_flip * first)
@@ -35,8 +35,8 @@ def coefficients(
 def relative_errors(
     error: Float[Array, " d"], size: Float[Array, " d"], flips: Float[Array, ""]
 ) -> Float[Array, " d"]:
-    """How often to try each coordinate: its past error over the mean error, to a power. `error` has
-    sums of squares of what the guess missed, `size` of what they are relative to."""
+    """How often to try each coordinate: its past error relative to the mean error, to a power.
+    `error` holds weighted sums of squared errors, and `size` the sums of the weights."""
     spread = jnp.sum(error) / (jnp.sum(size) + TINY)
     few = ERROR * jnp.sum(size) / (flips + TINY) + TINY
     relative = (error / jnp.where(spread > 0, spread, 1) + few) / (size + few)
@@ -46,11 +46,11 @@ def relative_errors(
 def sums_by_coordinate(
     count: int, coordinates: Int[Array, "..."], columns: dict[str, Array]
 ) -> dict[str, Any]:
-    """Sums of each column, an array `[..., *shape]` with one entry for each flip, over the flips of
-    each coordinate: arrays `[d, *shape]`, by the names of the columns."""
+    """Sum each column over the flips of each coordinate. A column is an array `[..., *shape]` with
+    one entry for each flip; its sums are an array `[d, *shape]` under the same name."""
     lead = coordinates.ndim
     shapes = {name: column.shape[lead:] for name, column in columns.items()}
-    # One sum over rows of all columns is faster than one for each of them.
+    # One sum of all columns together is faster than one sum for each column.
     flat = [column.reshape(coordinates.size, -1) for column in columns.values()]
     rows = jnp.concatenate(flat, axis=-1)
     sums = jnp.zeros((count, rows.shape[-1]), rows.dtype).at[coordinates.reshape(-1)].add(rows)

@@ -1,4 +1,4 @@
-"""Gumbel-softmax, soft and straight-through: a differentiable stand-in for a sample. Biased."""
+"""Gumbel-softmax, soft and straight-through: differentiable approximate samples. Biased."""
 
 from typing import Any, ClassVar
 
@@ -16,16 +16,16 @@ class GumbelSoftmax(Estimator):
     r"""$g = \frac1K \sum_k \frac1\tau J(y_k) \, \nabla f(y_k)$ with $y = \operatorname{softmax}(z /
     \tau)$, $z = \eta + $ Gumbel noise and $J(y) = \operatorname{diag} y - y y^\top$. **Biased.**
 
-    The samples are relaxed: $f$ and its value are those of points $y$ inside the cube or simplex,
-    where it must be defined. The lower the temperature $\tau$, the smaller the bias and the larger
-    the variance. With bits the noise is logistic and $y = \sigma(z / \tau)$.
+    The samples are relaxed: $f$ is evaluated at points $y$ inside the cube or simplex, where it
+    must be defined, and the value is the mean over these points. A lower temperature $\tau$ gives
+    less bias and more variance. With bits the noise is logistic and $y = \sigma(z / \tau)$.
 
     `straight_through=True` evaluates $f$ at true samples $x = \operatorname{argmax} z$ and keeps
     the derivative of $y$: $g = \frac1K \sum_k \frac1\tau E[J(y) \mid x_k] \, \nabla f(x_k)$. The
-    Jacobian is averaged over `jacobian_draws` draws of $z$ given $x_k$: 1 is the usual
-    straight-through Gumbel-softmax, more is its Rao-Blackwellisation GR-MC, which has the same mean
-    and less variance, without further evaluations of $f$. For bits and
-    one-hot categories. `num_samples` is $K$.
+    Jacobian is averaged over `jacobian_draws` draws of $z$ given $x_k$: one draw is the usual
+    straight-through Gumbel-softmax, and more draws are its Rao-Blackwellisation GR-MC. It has the
+    same mean and less variance, without further evaluations of $f$. Both forms need bits or one-hot
+    categories. `num_samples` is $K$.
 
     Reference: Jang, Gu, Poole, "Categorical Reparameterization with Gumbel-Softmax", ICLR 2017;
     Maddison, Mnih, Teh, ICLR 2017; Paulus, Maddison, Krause, "Rao-Blackwellizing the
@@ -59,7 +59,7 @@ class GumbelSoftmax(Estimator):
         check_whole("GumbelSoftmax", "number of jacobian_draws", self.jacobian_draws, 1)
         if self.jacobian_draws > 1 and not self.straight_through:
             raise ValueError(
-                "GumbelSoftmax draws the Jacobian anew, jacobian_draws times, given a true sample: "
+                "GumbelSoftmax averages the Jacobian over jacobian_draws for true samples only: "
                 f"more than 1 needs straight_through=True, but was given {self.jacobian_draws}."
             )
 
@@ -75,7 +75,7 @@ class GumbelSoftmax(Estimator):
 
     def gradient(self, cv, dist: Any, at):
         if not self.straight_through:
-            # dy/dη is J(y) / τ: y itself is all that is left to know of the noise.
+            # dy/dη is J(y) / τ, which depends on the noise through y alone.
             return self._through(dist, at.x, at.dfx)
         check_key("GumbelSoftmax(straight_through=True)", at.key)
 

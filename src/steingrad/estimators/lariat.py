@@ -18,41 +18,40 @@ from .least_squares import DECAY, RIDGE, Products, make_terms
 from .optimizers import average_or_adam, average_step
 from .stein import stein_terms
 
-SHRINK = 1e-3  # the memory of coordinates that hardly ever vary, towards 0
+SHRINK = 1e-3  # shrinks the memory of coordinates that hardly ever vary towards 0
 
 
 class Lariat(Estimator):
-    r"""$g = g_0 + \sum_m c_m G_m$: RLOO and mean-zero terms, whose coefficients $c = -\Gamma^{-1}
-    \gamma$ make the mean square of $g$ smallest, with $\Gamma_{mn}$ and $\gamma_m$ moving averages
-    of $G_m^\top G_n$ and $G_m^\top g_0$ over the steps before this one, in which a step counts
-    `decay` times as much as the next.
+    r"""$g = g_0 + \sum_m c_m G_m$, where $g_0$ is RLOO and the terms $G_m$ have mean zero. The
+    coefficients $c = -\Gamma^{-1} \gamma$ minimise the mean square of $g$. $\Gamma_{mn}$ and
+    $\gamma_m$ are moving averages of $G_m^\top G_n$ and $G_m^\top g_0$ over past steps, each of
+    which counts `decay` times as much as the next.
 
-    The terms, each a mean over $k$, with $\mu = E[x]$, $D = \nabla f$ and $-k$ for the mean over
-    the other samples:
+    Each term is a mean over $k$. Here $\mu = E[x]$, $D = \nabla f$, and the index $-k$ stands for
+    the mean over the other samples:
 
     - `values`: $-s_k$ and $-f_{-k} s_k$, the baseline's offset and scale;
-    - `gradients`: $-\tau_{-k} s_k$ with $\tau_j = D_j^\top (\mu - x_j)$, which takes $f_j$ to the
-      mean; $-(v_{-k}^\top (x_k - \mu)) s_k + \nabla_\eta (v_{-k}^\top \mu)$ and
-      $(v_k^\top (x - \mu)_{-k}) s_k$ with $v = D$, a linear model of $f$ whose gradient is known;
-      if `weighted`, these three also with $|x_j - \mu| D_j$ for $D_j$;
-    - `memory` (default: without `gradients`): the linear model with $v$ an average of past
-      $\nabla f$ or, without `gradients`, of past estimates over the variance of $x$. It is for an
-      $f$ that is the same for the whole batch, and `init` must be given the distribution;
+    - `gradients`: $-\tau_{-k} s_k$ with $\tau_j = D_j^\top (\mu - x_j)$, which extrapolates $f_j$
+      to the mean; $-(v_{-k}^\top (x_k - \mu)) s_k + \nabla_\eta (v_{-k}^\top \mu)$ and $(v_k^\top
+      (x - \mu)_{-k}) s_k$ with $v = D$, a linear model of $f$, whose expectation has a known
+      gradient; if `weighted`, also the same three with $|x_j - \mu| D_j$ in place of $D_j$;
+    - `memory` (default: if `gradients` is off): the linear model, with $v$ an average of past
+      $\nabla f$ or, without `gradients`, of past estimates divided by the variance of $x$. It is
+      for an $f$ that is the same for the whole batch, and `init` needs the distribution;
     - `context_size` $> 0$: a baseline and a linear model that are learned functions of a `context`
-      of that size: linear, or with a layer of `hidden` units;
+      of that size, linear or with a layer of `hidden` units;
     - `surrogate`: the two terms of `Rodeo`, with its `operator`.
 
     `gradients`, `memory` and `context_size` need a distribution whose mean is known: `Bernoulli`,
-    `Categorical`, `Ordinal`, `Subset` and `Joint`s of them. Elsewhere turn them off.
+    `Categorical`, `Ordinal`, `Subset` and `Joint`s of them. For other distributions turn them off.
 
-    $f$ is evaluated $K$ times. Nothing has a learning rate but a network (of the context or of the
-    surrogate). The first ten steps are plain RLOO. A `ridge` in units of each term's own mean
-    square sees to terms that vanish or depend on each other. Let `steingrad.cv_optimizer` move
-    `cv`: with any other optimiser $g$ stays unbiased, but the averages are none. `num_samples` is
-    $K$.
+    $f$ is evaluated $K$ times. Only a network (of the context or of the surrogate) has a learning
+    rate. The first ten steps are plain RLOO. A `ridge`, in units of each term's mean square,
+    handles terms that vanish or are linearly dependent. Update `cv` with `steingrad.cv_optimizer`:
+    with any other optimiser $g$ stays unbiased, but the averages are wrong. `num_samples` is $K$.
 
     Reference: optimal linear control variates, e.g. Glasserman, "Monte Carlo Methods in Financial
-    Engineering", 2003, section 4.1; for RLOO and Double CV, see there.
+    Engineering", 2003, section 4.1; for RLOO and Double CV, see `RLOO` and `DoubleCV`.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> estimator, dist = Lariat(num_samples=3), sg.Categorical(jnp.zeros((5, 4)))
@@ -64,14 +63,14 @@ class Lariat(Estimator):
     """
 
     class Averages(eqx.Module):
-        """Moving averages of what was seen."""
+        """Moving averages over past steps."""
 
         products: Products
         value: Float[Array, ""]
         memory: tuple[Float[Array, "..."], Float[Array, "..."]] | None
 
     class CV(eqx.Module):
-        """The averages, and what is learned by descent: networks of the context, the surrogate."""
+        """The averages, and what is learned by descent: the context's network and the surrogate."""
 
         averages: "Lariat.Averages"
         context: dict[str, Float[Array, "..."]] | None
@@ -118,7 +117,7 @@ class Lariat(Estimator):
                 "and surrogate, or use RLOO."
             )
         if self.weighted and not self.gradients:
-            raise ValueError("Lariat's weighted terms are made of gradients=True's.")
+            raise ValueError("Lariat has weighted=True but gradients=False: turn gradients on.")
         if not (0 < self.decay < 1 and self.ridge > 0):
             raise ValueError(
                 "Lariat needs a decay between 0 and 1 and a positive ridge, but was given "
@@ -156,14 +155,14 @@ class Lariat(Estimator):
         )
 
     def init(self, key, dist=None):
-        """The context's maps start at zero, except for the Glorot uniform hidden layer."""
+        """The context's network starts at zero, except for its Glorot uniform hidden layer."""
         memory = context = None
         context_key, surrogate_key = jax.random.split(key)
         if self._remembers or self.context_size:
             if dist is None:
                 raise ValueError(
                     "Lariat with memory (its default where gradients=False) or with a context has "
-                    "arrays of the distribution's size: pass it too, init(key, dist)."
+                    "arrays of the distribution's size: pass the distribution too, init(key, dist)."
                 )
             if self._remembers:
                 memory = (jnp.zeros(dist.event_shape), jnp.zeros(dist.event_shape))
@@ -174,7 +173,7 @@ class Lariat(Estimator):
         return self.CV(averages, context, surrogate)
 
     def cv_optimizer(self, learning_rate):
-        """The averages take the plain step that makes them averages; networks learn by Adam."""
+        """Plain gradient descent, of step size 1, for the averages, and Adam for the networks."""
         return average_or_adam(learning_rate, lambda cv: cv.averages)
 
     def gradient(self, cv, dist, at):
@@ -208,7 +207,7 @@ class Lariat(Estimator):
     def _terms(self, cv, dist, at):
         fx, score = at.fx, None if dist.large_scores else dist.score(at.x)
         one = jnp.ones_like(fx)
-        # Each term's weights of the K scores, and the vector that it adds to them, if any.
+        # Each term is a pair: the weights of the K scores, and a vector that is added, if any.
         terms: list = [(fx - mean_of_others(fx), None)]
         if self.values:
             terms += [(-one, None), (self._value(cv, fx) - mean_of_others(fx), None)]
@@ -225,7 +224,7 @@ class Lariat(Estimator):
         terms: list = []
 
         def linear(v, v_others, v_mean):
-            """A linear model with slope v, from the second and the third identity."""
+            """Add the two terms of a linear model with slope v."""
             v_mean = jnp.broadcast_to(v_mean, mean.shape)
             terms.append((-inner(v_others, centred), dist.pull_mean(v_mean)))
             terms.append((inner(v, mean_of_others(centred)), None))
@@ -245,7 +244,7 @@ class Lariat(Estimator):
         return terms
 
     def _value(self, cv, fx):
-        """The mean of f so far; at the first step, which is plain RLOO, that of its samples."""
+        """The mean of f over past steps; at the first step, over the samples of this step."""
         weight = cv.averages.products.weight
         past = cv.averages.value / jnp.where(weight > 0, weight, 1)
         return jnp.where(weight > 0, past, jnp.mean(fx))
@@ -280,7 +279,7 @@ class Lariat(Estimator):
         return outputs[..., 0], outputs[..., 1:].reshape(*dist.batch_shape, *dist.event_shape)
 
     def _context_loss(self, maps, cv, dist, at):
-        """How far the linear model of f is from f and its gradient."""
+        """The mean squared error of the linear model, in f and in its gradient."""
         baseline, slope = self._context(maps, dist, at)
         centred = at.x - dist.mean
         residual = at.fx - self._value(cv, at.fx) - baseline

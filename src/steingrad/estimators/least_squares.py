@@ -1,4 +1,4 @@
-"""Coefficients of control variates that are solved for, from what past steps have shown."""
+"""Least-squares coefficients of control variates, from moving averages over past steps."""
 
 import functools
 import math
@@ -18,23 +18,23 @@ from .optimizers import average_step
 
 DECAY = 0.99
 RIDGE = 1e-4
-WARM_UP = 10  # steps without control variates: fewer say too little about their coefficients
+WARM_UP = 10  # steps without control variates: too few to know their coefficients
 
 
 class Terms(NamedTuple):
     r"""An estimate and its control variates, $G_m = \sum_r w_{mr} b_r$ for $m = 0 \dots M$.
 
-    The basis $b$ is made of the $K$ scores and of the few other vectors that occur, so that nothing
-    has the size of terms × batch × parameters.
+    The basis $b$ consists of the $K$ scores and of the vectors that some terms add. So no array has
+    the size terms × batch × parameters.
     """
 
     weights: Float[Array, "terms basis ..."]
     basis: Any
-    """Shaped like the distribution's parameters, with an axis for $r$ before those of the batch."""
+    """Shaped like the distribution's parameters, with an axis for $r$ before the batch axes."""
 
     @classmethod
     def of(cls, terms: list[tuple[Float[Array, "samples ..."], Any]], score: Any) -> "Terms":
-        r"""Each term is $\frac1K \sum_k w_k s_k + v$, given as its $w$ and its $v$ or `None`."""
+        r"""Each term is $\frac1K \sum_k w_k s_k + v$, given as $w$ and $v$ (or `None`)."""
         added = [m for m, (_, vector) in enumerate(terms) if vector is not None]
         weights = jnp.stack([weights for weights, _ in terms])
         unit = jnp.eye(len(terms), dtype=weights.dtype)[:, added]
@@ -66,7 +66,7 @@ class Terms(NamedTuple):
 
 
 class Change(NamedTuple):
-    r"""$\frac1K \sum_k \sum_n c_{kn} (s(y_{kn}) - s(x_k))$, not carried out yet."""
+    r"""$\frac1K \sum_k \sum_n c_{kn} (s(y_{kn}) - s(x_k))$, computed by `vector`."""
 
     neighbours: Neighbours
     coefficients: Float[Array, "samples ... c n"]
@@ -78,8 +78,8 @@ class Change(NamedTuple):
 
 
 class LargeTerms(NamedTuple):
-    r"""`Terms` of scores too large to have one for each sample: one product of the log-probability
-    makes all of $G_0 + \sum_m c_m G_m$, and one for each term its $G_m$."""
+    r"""`Terms` if scores are too large to keep one for each sample. One vector–Jacobian product of
+    the log-probability gives $G_0 + \sum_m c_m G_m$, and one for each term gives its $G_m$."""
 
     weights: Float[Array, "terms samples ..."]
     changes: dict[int, Change]
@@ -115,8 +115,8 @@ class LargeTerms(NamedTuple):
 def make_terms(
     terms: list[tuple[Float[Array, "samples ..."], Any]], dist: Distribution, x: Array, score: Any
 ) -> Terms | LargeTerms:
-    """The terms, each as `Terms.of` takes it. Without a `score`, which is too large for some
-    distributions, what a term adds is a `Change`."""
+    """The terms, each a pair as in `Terms.of`. If `score` is `None`, because it would be too large,
+    the second of a pair is a `Change` or `None`."""
     if score is not None:
         return Terms.of(terms, score)
     changes = {m: change for m, (_, change) in enumerate(terms) if change is not None}
@@ -129,7 +129,7 @@ class Products(eqx.Module):
 
     matrix: Float[Array, "terms terms"]
     weight: Float[Array, ""]
-    """The average of ones, which tells how many steps there were."""
+    """The moving average of 1, which shows how many steps there have been."""
 
     @classmethod
     def zero(cls, num_terms: int) -> "Products":
@@ -139,10 +139,10 @@ class Products(eqx.Module):
         return average_step(self, Products(products, jnp.ones_like(self.weight)), decay)
 
     def coefficients(self, decay: float = DECAY, ridge: float = RIDGE) -> Float[Array, " terms"]:
-        r"""The $c$ with which $G_0 + \sum_m c_m G_m$ has the smallest mean square; 0 at first.
+        r"""The $c$ that minimise the mean square of $G_0 + \sum_m c_m G_m$; 0 in the first steps.
 
-        Every term is scaled to mean square 1, and `ridge` is in that unit: a term that vanishes
-        gets 0, and terms that depend on each other share.
+        Each term is scaled to mean square 1 before `ridge` is added. So a term that vanishes gets
+        the coefficient 0, and terms that are linearly dependent share theirs.
         """
         gram, target = self.matrix[1:, 1:], self.matrix[1:, 0]
         square = jnp.diagonal(gram)

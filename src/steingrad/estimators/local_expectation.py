@@ -15,9 +15,10 @@ from .checks import check_num_samples
 class LocalExpectation(Estimator):
     r"""$g_i = \frac1K \sum_k \sum_v q(x_i = v) \, f(x_k \text{ with } x_i = v) \, s_i(v)$.
 
-    Component $i$ sums over the values of coordinate $i$ and samples the others only. It evaluates
-    $f$ at every neighbour of each sample, $K (1 + d (m - 1))$ times, so it is for a cheap $f$, or a
-    reference for how low the variance can go. For product distributions. `num_samples` is $K$.
+    Component $i$ sums over all values of coordinate $i$; only the other coordinates are sampled.
+    $f$ is evaluated at every neighbour of each sample, $K (1 + d (m - 1))$ times in all. So this is
+    for a cheap $f$, or a reference for how low the variance can be. It needs independent
+    coordinates. `num_samples` is $K$.
 
     Reference: Titsias and Lázaro-Gredilla, "Local Expectation Gradients for Black Box Variational
     Inference", NeurIPS 2015.
@@ -47,12 +48,12 @@ class LocalExpectation(Estimator):
     def gradient(self, cv, dist, at):
         if at.f is None:
             raise ValueError(
-                "LocalExpectation evaluates f at the neighbours of the samples: pass f=... to "
+                "LocalExpectation evaluates f at neighbours, but f was not given: pass f=... to "
                 "`estimate`, or use `value_and_grad` or `expectation`."
             )
-        # Of the constant f(x_k) nothing is left, because Σ_v q(v) s_i(v) = 0.
+        # Subtracting the constant f(x_k) changes nothing, because Σ_v q(v) s_i(v) = 0.
         neighbours = dist.neighbours(at.x)
         conditional, there = neighbours.conditional(), neighbours.evaluate(at.f)
-        # Where q is 0, f may be infinite, as log q is.
+        # Where q is 0, f may be infinite, for example if it contains log q.
         change = jnp.where(conditional == 0, 0, there - at.fx[..., None, None])
         return jax.tree.map(mean_of_samples, neighbours.local_expectation(change, conditional))

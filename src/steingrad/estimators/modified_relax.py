@@ -1,4 +1,4 @@
-"""The modified RELAX of the RODEO paper: RODEO's surrogate in RELAX's place for it."""
+"""The modified RELAX of the RODEO paper: RELAX with RODEO's surrogate as its control variate."""
 
 from typing import Any, ClassVar
 
@@ -21,9 +21,8 @@ class ModifiedRelax(Estimator):
     leave-one-out baseline subtracted from $f(x_k)$, where $h_k(y) = \frac1{K-1} \sum_{j \ne k}
     H(f_j, \nabla f_j^\top (y - x_j))$ is RODEO's surrogate.
 
-    No other network, and $f$ is evaluated at the samples only, with its gradient. The scale starts
-    at 0, so that it starts as plain RLOO, like RODEO itself. For bits and one-hot
-    categories. `num_samples` is $K$.
+    There is no other network, and $f$ and its gradient are evaluated at the samples only. The scale
+    starts at 0, which is plain RLOO. It needs bits or one-hot categories. `num_samples` is $K$.
 
     Reference: Shi et al. 2022, section 6; Grathwohl et al. 2018.
 
@@ -33,7 +32,7 @@ class ModifiedRelax(Estimator):
     """
 
     class CV(eqx.Module):
-        """What is learned."""
+        """The learned parameters of the control variate."""
 
         log_temperature: Float[Array, ""]
         scale: Float[Array, ""]

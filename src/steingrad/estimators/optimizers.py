@@ -1,4 +1,4 @@
-"""How control variates take their gradient."""
+"""Optimisers for control variates."""
 
 import functools
 from collections.abc import Callable
@@ -11,9 +11,9 @@ import optax
 
 
 def adam(learning_rate: Any, b1: float = 0.9) -> optax.GradientTransformation:
-    """Adam for gradients of any size: those of control variates grow with the square of f and
-    shrink with the square of the batch. So ε is relative to the largest of them. (Without any ε the
-    rounding errors of a gradient that is 0 would become steps.)"""
+    """Adam for gradients of any size. Gradients of control variates grow with the square of f and
+    shrink with the square of the batch size, so ε is relative to the largest gradient. (Without any
+    ε the rounding errors of a zero gradient would become full steps.)"""
     inner: Any = optax.scale_by_adam(b1=b1)
 
     def update(updates: Any, state: Any, params: Any = None):
@@ -33,12 +33,12 @@ def adam(learning_rate: Any, b1: float = 0.9) -> optax.GradientTransformation:
 
 
 def slow_adam(learning_rate: Any) -> optax.GradientTransformation:
-    """Adam with the long memory that RELAX's authors give to what it learns."""
+    """Adam with the long memory that the authors of RELAX use for control variates."""
     return adam(learning_rate, b1=0.999)
 
 
 def average_step(old: Any, new: Any, decay: float) -> Any:
-    """Moving averages minus what they are to become, for plain gradient descent to subtract."""
+    """Moving averages minus their new values, which plain gradient descent subtracts."""
     return jax.tree.map(lambda o, n: (1 - decay) * (o - n), old, new)
 
 

@@ -19,16 +19,16 @@ class Rebar(Estimator):
 
     Bits are $x = 1[z > 0]$ with $z = \text{logits} + $ logistic noise; $\tilde z$ is drawn anew
     given $x$, and its dependence on the logits is differentiated too. Categories are the argmax of
-    $z = \log q + $ Gumbel noise, with softmax in place of $\sigma$. Scale and temperature are
-    learned, the latter as its logarithm; they start at 1 and 0.1.
+    $z = \log q + $ Gumbel noise, with softmax in place of $\sigma$. The scale and the logarithm of
+    the temperature are learned, from a scale of 1 and a temperature of 0.1.
 
-    $f$ must accept relaxed states, be continuous and differentiable there (twice, for the gradient
-    of scale and temperature; for a random $f$, with its key fixed), or the estimate is biased: a
-    table lookup, or sampling further discrete variables, is not. For such an $f$ pass a continuous
-    `relaxation` of it to `value_and_grad`, which takes its place in $c$; any function will do, and
-    the nearer it is to $f$, the lower the variance. $f$ is evaluated at $x$, $f$ or its relaxation
-    at $z$ and $\tilde z$: three times for each sample. For bits and one-hot categories.
-    `num_samples` is $K$.
+    $f$ must accept relaxed states, and be continuous and differentiable there (twice, for the
+    gradient of scale and temperature; a random $f$ for a fixed key). Otherwise the estimate is
+    biased. A table lookup is not continuous, nor is sampling further discrete variables. For such
+    an $f$ pass a continuous `relaxation` to `value_and_grad`, which replaces $f$ in $c$. Any
+    function will do, and the closer it is to $f$, the lower the variance. Each sample takes three
+    evaluations: $f$ at $x$, and $f$ or its relaxation at $z$ and $\tilde z$. It needs bits or
+    one-hot categories. `num_samples` is $K$.
 
     Reference: Tucker, Mnih, Maddison, Lawson, Sohl-Dickstein, "REBAR: Low-variance, unbiased
     gradient estimates for discrete latent variable models", NeurIPS 2017.
@@ -44,7 +44,7 @@ class Rebar(Estimator):
     """
 
     class CV(eqx.Module):
-        """What is learned."""
+        """The learned parameters of the control variate."""
 
         log_temperature: Float[Array, ""]
         scale: Float[Array, ""]

@@ -18,10 +18,9 @@ class Reinforce(Estimator):
     r"""$g = \frac1K \sum_k (f(x_k) - b) \, s(x_k)$.
 
     The baseline $b$ is 0 (`baseline=None`), a constant (`baseline=3.5`), a scalar learned to
-    minimise the variance (`"learned"`), or a moving average of $f$ (`"moving_average"`). The
-    gradient with respect to a moving average is $b - \bar f$, so that plain gradient descent with
-    step size $1 - \text{decay}$ is the exponential moving average with that decay; `cv_optimizer`
-    takes 0.99. `num_samples` is $K$.
+    minimise the variance (`"learned"`), or a moving average of $f$ (`"moving_average"`). For a
+    moving average `Gradients.cv` is $b - \bar f$, so that plain gradient descent with step size $1
+    - \text{decay}$ updates the average. `cv_optimizer` uses a decay of 0.99. `num_samples` is $K$.
 
     Reference: Williams, "Simple statistical gradient-following algorithms for connectionist
     reinforcement learning", Machine Learning 1992.
@@ -36,7 +35,7 @@ class Reinforce(Estimator):
     """
 
     class CV(eqx.Module):
-        """What is learned: b."""
+        """The baseline b."""
 
         baseline: Float[Array, ""]
 
@@ -52,7 +51,7 @@ class Reinforce(Estimator):
         check_num_samples("Reinforce", self.num_samples, 1, "the points at which f is evaluated")
         if isinstance(self.baseline, str) and self.baseline not in ("moving_average", "learned"):
             raise ValueError(
-                "Reinforce has baseline=None, a number, 'moving_average' or 'learned', but was "
+                "Reinforce needs baseline=None, a number, 'moving_average' or 'learned', but was "
                 f"given {self.baseline!r}."
             )
 

@@ -1,4 +1,4 @@
-"""ReinMax: straight-through with a trapezoid in place of a tangent. Biased."""
+"""ReinMax: straight-through with the trapezoidal rule in place of a tangent. Biased."""
 
 from typing import ClassVar
 
@@ -16,12 +16,11 @@ class ReinMax(Estimator):
     \operatorname{diag} p - p p^\top$, $\pi = \operatorname{softmax}(\eta)$ and $\pi_k = \frac12
     (\operatorname{softmax}(\eta / \tau) + x_k)$. **Biased.**
 
-    With temperature $\tau = 1$, the default, its mean has $\frac12 (\nabla f(x) + \nabla f(y))^\top
-    (y - x)$, Heun's second-order rule, where the exact gradient has $f(y) - f(x)$, $x$ and $y$
-    differing in one coordinate. So it is exact in expectation where $f$ is quadratic in each
-    coordinate, given the others; whether these are bits, categories or real values makes no
-    difference, nor how many categories there are. A bit is two categories. For independent
-    coordinates. `num_samples` is $K$.
+    The exact gradient is made of differences $f(y) - f(x)$, where $x$ and $y$ differ in one
+    coordinate. With the default temperature $\tau = 1$, the mean of $g$ has $\frac12 (\nabla f(x) +
+    \nabla f(y))^\top (y - x)$, Heun's second-order rule, in their place. So the mean of $g$ is
+    exact if $f$ is quadratic in each coordinate, given the others. This holds for bits (as two
+    categories), categories and real values. It needs independent coordinates. `num_samples` is $K$.
 
     Reference: Liu, Dong, Liu, Yu, Gao, "Bridging Discrete and Backpropagation: Straight-Through
     and Beyond", NeurIPS 2023, algorithm 2.

@@ -19,10 +19,9 @@ class Relax(Estimator):
     r"""`Rebar` with $c(z) = \text{scale} \cdot f(\sigma(z / \text{temperature})) + r(y, z)$, where
     $r$ is a network of one hidden layer of LeakyReLU units.
 
-    The network sees $z$ and, if you pass one, a `context` $y$ such as the data point. It must know
-    their sizes: `init` takes that of $z$ from the distribution, and `context_size` is the length of
-    the context's last axis. For bits and one-hot categories. `num_samples` is
-    $K$.
+    The inputs of the network are $z$ and, if you pass one, a `context` $y$ such as the data point.
+    `init` takes the size of $z$ from the distribution, and `context_size` is the length of the
+    context's last axis. It needs bits or one-hot categories. `num_samples` is $K$.
 
     Reference: Grathwohl, Choi, Wu, Roeder, Duvenaud, "Backpropagation through the Void: Optimizing
     control variates for black-box gradient estimation", ICLR 2018.
@@ -38,7 +37,7 @@ class Relax(Estimator):
     """
 
     class CV(eqx.Module):
-        """What is learned."""
+        """The learned parameters of the control variate."""
 
         log_temperature: Float[Array, ""]
         scale: Float[Array, ""]
@@ -63,11 +62,11 @@ class Relax(Estimator):
         return 3 * self.num_samples
 
     def init(self, key, dist=None):
-        """The network's weights are Glorot uniform, its biases zero."""
+        """The network starts with Glorot uniform weights and with biases of zero."""
         if dist is None:
             raise ValueError(
-                "Relax has a network of the distribution's size: pass the distribution too, "
-                "init(key, dist). Rebar has no network."
+                "Relax has a network of the distribution's size, but no distribution was given: "
+                "pass the distribution too, init(key, dist), or use Rebar, which has no network."
             )
         inputs = self.context_size + math.prod(dist.event_shape)
         glorot = jax.nn.initializers.glorot_uniform()
@@ -103,13 +102,13 @@ def network(
     w_context, w_z = jnp.split(weights["w_in"], [len(weights["w_in"]) - z.shape[-1]])
     hidden = z @ w_z + weights["b_in"]
     if context is not None:
-        # The same for every sample, for z and for z̃: one product serves them all.
+        # The context is the same for all samples, for z and for z̃, so one product is enough.
         hidden = hidden + context @ w_context
     return jax.nn.leaky_relu(hidden, 0.3) @ weights["w_out"] + weights["b_out"]
 
 
 def check_context(estimator: Relax, dist: Any, context: Array | None) -> None:
-    """Raise unless the network was built for this context."""
+    """Raise unless the context has the shape that the network was built for."""
     expected = (*dist.batch_shape, estimator.context_size) if estimator.context_size else None
     given = None if context is None else context.shape
     if given != expected:

@@ -13,24 +13,24 @@ from .base import mean_of_scores
 from .checks import check_key
 
 Control = Callable[[Float[Array, "2 samples ..."]], Float[Array, "2 samples ..."]]
-"""The control variate c, from z and z̃ side by side to its two values."""
+"""The control variate c, a function of z and z̃ (stacked) that returns its two values."""
 
 
 def initial_log_temperature() -> Float[Array, ""]:
     """The logarithm of 0.1."""
-    # Of a definite type: a weak one would change in the first step of an optimiser.
+    # A strong dtype: a weakly typed array would change its dtype in an optimiser's first step.
     return jnp.full((), math.log(0.1), float)
 
 
 def relaxed_estimate(
     control: Control, dist: Any, at: Evaluated, signal: Float[Array, "samples ..."]
 ) -> Any:
-    r"""$\frac1K \sum_k (r_k - c(\tilde z_k)) \, s(x_k) + \nabla_\eta c(z_k) - \nabla_\eta
-    c(\tilde z_k)$, where $r_k$, the `signal`, is f with or without a baseline."""
+    r"""$\frac1K \sum_k (r_k - c(\tilde z_k)) \, s(x_k) + \nabla_\eta c(z_k) - \nabla_\eta c(\tilde
+    z_k)$, where the `signal` $r_k$ is $f(x_k)$, with or without a baseline subtracted."""
     check_key("REBAR or RELAX", at.key)
     count = len(at.x)
     noise, noise_tilde = dist.noise(at.key, (2, count))
-    # Because x is a sample, z given x has the law of z too: draw it so, and keep its noise.
+    # Since x is a sample, z drawn given x has the distribution of z. Its noise is kept fixed.
     noise = jax.lax.stop_gradient(dist.latent_given(at.x, noise) - dist.location())
 
     def difference(parameters):
@@ -49,8 +49,8 @@ def at_relaxed_points(name: str, cv: Any, dist: Any, at: Evaluated) -> Control:
     f = at.f
     if f is None:
         raise ValueError(
-            f"{name} evaluates f at relaxed points, between the states, so that values at the "
-            "samples are not enough: use `value_and_grad` or `expectation`."
+            f"{name} evaluates f at relaxed points between the states, but was given values at "
+            "the samples only: use `value_and_grad` or `expectation`."
         )
     temperature = jnp.exp(cv.log_temperature)
     return lambda z: cv.scale * jax.vmap(f)(dist.relax(z, temperature))

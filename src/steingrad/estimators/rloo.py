@@ -12,7 +12,7 @@ from .checks import check_num_samples
 
 class RLOO(Estimator):
     r"""$g = \frac1K \sum_k \left(f(x_k) - \frac1{K-1} \sum_{j \ne k} f(x_j)\right) s(x_k)$: the
-    other samples are the baseline. $K$ is `num_samples`. For any distribution.
+    mean over the other samples is the baseline. It takes any distribution. `num_samples` is $K$.
 
     Reference: Kool, van Hoof, Welling, "Buy 4 REINFORCE samples, get a baseline for free!", 2019;
     Salimans and Knowles 2014.

@@ -23,16 +23,17 @@ class Rodeo(Estimator):
     r"""$g = \frac1K \sum_k \left[ \left(f(x_k) - \frac1{K-1} \sum_{j \ne k} \big(f(x_j) +
     \alpha (A h_j)(x_j)\big)\right) s(x_k) + \beta \, (A (h^*_k s))(x_k) \right]$.
 
-    $A$ is a discrete Stein `operator` (default: Gibbs) and $h_k$, $h^*_k$ are those of a
-    `surrogate` (default: a small network), which see every sample but $x_k$; $\alpha$ and $\beta$
-    are learned and start at 0, as plain RLOO. $f$ is evaluated $K$ times, never at a neighbour.
+    $A$ is a discrete Stein `operator` (default: Gibbs). $h_k$ and $h^*_k$ come from a `surrogate`
+    (default: a small network) and depend on every sample but $x_k$. $\alpha$ and $\beta$ are
+    learned and start at 0, which is plain RLOO. $f$ is evaluated $K$ times, and not at neighbours.
 
-    `loo`, `local` and `global_` switch off $f(x_j)$ in the baseline, the local control variate
-    $\alpha (A h_j)(x_j)$, and the global one $\beta (A(h^*_k s))(x_k)$.
+    `loo=False` removes $f(x_j)$ from the baseline, `local=False` the local control variate $\alpha
+    (A h_j)(x_j)$, and `global_=False` the global control variate $\beta (A(h^*_k s))(x_k)$.
 
-    The variance is quadratic in $\alpha$ and $\beta$. They are `"learned"` by descent, as in the
-    paper, or with `coefficients="least_squares"` solved for, as in `Lariat`, from moving averages
-    (of decay 0.99) over the steps before: at once instead of at 0.001 a step. `num_samples` is $K$.
+    The variance is quadratic in $\alpha$ and $\beta$. By default they are `"learned"` by gradient
+    descent, as in the paper. With `coefficients="least_squares"` they solve a least-squares problem
+    made of moving averages (of decay 0.99) over past steps, as in `Lariat`, without a learning
+    rate. `num_samples` is $K$.
 
     Reference: Shi, Zhou, Hwang, Titsias, Mackey, "Gradient Estimation with Discrete Stein
     Operators", NeurIPS 2022, equation 13.
@@ -48,7 +49,7 @@ class Rodeo(Estimator):
     """
 
     class CV(eqx.Module):
-        """What is learned while it runs: the surrogate, and α and β or what they follow from."""
+        """The surrogate, and either α and β or the averages from which they are solved for."""
 
         surrogate: Any
         alpha: Float[Array, ""] | None
@@ -60,7 +61,7 @@ class Rodeo(Estimator):
     operator: Operator = Gibbs()
     """The Stein operator (paper: Gibbs; ablation: Barker, MPF, Difference)."""
     surrogate: Surrogate = MLPSurrogate()
-    """The stand-in for f at the neighbours (paper: MLPSurrogate)."""
+    """The surrogate for f at the neighbours (paper: MLPSurrogate)."""
     loo: bool = eqx.field(static=True, default=True)
     """Use the leave-one-out baseline (off only in the paper's ablation)."""
     local: bool = eqx.field(static=True, default=True)
@@ -80,7 +81,7 @@ class Rodeo(Estimator):
         )
         if self.coefficients not in ("learned", "least_squares"):
             raise ValueError(
-                "Rodeo has coefficients='learned' or 'least_squares', but was given "
+                "Rodeo needs coefficients='learned' or 'least_squares', but was given "
                 f"{self.coefficients!r}."
             )
 
@@ -94,7 +95,7 @@ class Rodeo(Estimator):
 
     @property
     def cancels_constant(self):
-        # The operator's means are zero, with any vector in place of the score's constant.
+        # The Stein terms have mean zero, whatever constant vector is added to the score.
         return self.loo
 
     def num_evaluations(self, dist):
@@ -142,7 +143,7 @@ class Rodeo(Estimator):
         return jnp.stack(used) if used else jnp.zeros(0)
 
     def _terms(self, cv, dist, at):
-        """RLOO and, to be multiplied by α and β, the local and the global control variate."""
+        """The RLOO term, and the control variates that α and β multiply."""
         fx, score = at.fx, None if dist.large_scores else dist.score(at.x)
         terms: list = [(fx - mean_of_others(fx) if self.loo else fx, None)]
         if self.local or self.global_:

@@ -1,4 +1,4 @@
-"""The Stein control variates of RODEO, as terms of a combination."""
+"""The Stein control variates of RODEO, as terms with coefficients to be found."""
 
 from typing import Any
 

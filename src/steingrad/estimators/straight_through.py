@@ -1,4 +1,4 @@
-"""Straight-through: the gradient of f at a sample, passed on to the probabilities. Biased."""
+"""Straight-through: the gradient of f at a sample, applied to the mean of the sample. Biased."""
 
 from typing import ClassVar
 
@@ -11,14 +11,14 @@ from .checks import check_num_samples
 
 
 class StraightThrough(Estimator):
-    r"""$g = \nabla_\eta \left( \frac1K \sum_k \nabla f(x_k)^\top \mu_\eta \right)$: as if the
-    sample were its mean $\mu = E[x]$. **Biased.**
+    r"""$g = \nabla_\eta \left( \frac1K \sum_k \nabla f(x_k)^\top \mu_\eta \right)$: the sample is
+    differentiated like its mean $\mu = E[x]$. **Biased.**
 
     The derivative of the mean is $\theta (1 - \theta)$ for a bit and $J(\pi) = \operatorname{diag}
-    \pi - \pi \pi^\top$ for a category with the probabilities $\pi$. It takes $f(y) - f(x)$ for
-    $\nabla f(x)^\top (y - x)$, so with independent coordinates it is exact in expectation where $f$
-    is affine in each coordinate, given the others (products of bits too), and nowhere else in
-    general. For every distribution whose mean is known. `num_samples` is $K$.
+    \pi - \pi \pi^\top$ for a category with the probabilities $\pi$. The estimate has $\nabla
+    f(x)^\top (y - x)$ in place of $f(y) - f(x)$. So with independent coordinates its mean is exact
+    if $f$ is affine in each coordinate, given the others (as a product of bits is), and in general
+    not otherwise. It needs a distribution whose mean is known. `num_samples` is $K$.
 
     Reference: Bengio, Léonard, Courville, "Estimating or Propagating Gradients Through Stochastic
     Neurons for Conditional Computation", 2013; Hinton 2012.

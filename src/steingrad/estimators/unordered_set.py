@@ -1,4 +1,4 @@
-"""UnorderedSet: samples without replacement, each weighted by what its leaving would change."""
+"""UnorderedSet: samples without replacement, with weights that keep the estimate unbiased."""
 
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from ..distributions.base import Distribution
 from .base import Estimator
 from .checks import check_num_samples
 
-MOST = 12  # samples: all their subsets are summed over
+MOST = 12  # samples, because the estimate sums over all their subsets
 
 
 class UnorderedSet(Estimator):
@@ -22,15 +22,15 @@ class UnorderedSet(Estimator):
     \frac{P(S \setminus \{s, s'\} \mid s, s')}{P(S \setminus s \mid s)} f(s')$.
 
     $S$ are $K$ *different* states, drawn without replacement (as the $K$ largest of $\log q$ plus
-    Gumbel noise). $P(S)$ is the probability of drawing this set, in any order; $P(T \mid A)$ that
-    of drawing $T$ next once $A$ is gone. The order of the draws is summed out exactly: with
-    $A = S \setminus T$, $P(T \mid A) = \sum_{s \in T} \frac{q(s)}{1 - q(A)} P(T \setminus s \mid
-    A \cup s)$ runs over the $2^K$ subsets of $S$. No evaluation is spent on a state twice, so that
-    with as many samples as there are states the gradient is exact.
+    Gumbel noise). $P(S)$ is the probability of drawing this set in any order, and $P(T \mid A)$ the
+    probability of drawing $T$ next, after $A$. The order of the draws is summed out exactly: with
+    $A = S \setminus T$, $P(T \mid A) = \sum_{s \in T} \frac{q(s)}{1 - q(A)} P(T \setminus s \mid A
+    \cup s)$ runs over the $2^K$ subsets of $S$. No state is evaluated twice, so with as many
+    samples as there are states the gradient is exact.
 
-    For any distribution with few enough states to list (each draw lists all of them), such as a
-    single category; at most 12 samples. The value is $\sum_s w_s f(s)$, which is unbiased too;
-    further arguments of $f$ are differentiated with these weights. `num_samples` is $K$.
+    It takes any distribution with few enough states to enumerate at each draw, such as a single
+    category, and at most 12 samples. The value is $\sum_s w_s f(s)$, which is unbiased too, and
+    further arguments of $f$ are differentiated with the same weights. `num_samples` is $K$.
 
     Reference: Kool, van Hoof, Welling, "Estimating Gradients for Discrete Random Variables by
     Sampling without Replacement", ICLR 2020.
@@ -64,8 +64,8 @@ class UnorderedSet(Estimator):
         if dist.num_states < self.num_samples:
             raise ValueError(
                 f"UnorderedSet draws different states, {self.num_samples} of them, but this "
-                f"{type(dist).__name__} has {dist.num_states} only: that many give the exact "
-                "gradient."
+                f"{type(dist).__name__} has {dist.num_states} only. Use at most that many, which "
+                "give the exact gradient."
             )
         log_probs = log_probabilities(dist)
         noise = jax.random.gumbel(key, log_probs.shape, log_probs.dtype)
@@ -104,10 +104,10 @@ class UnorderedSet(Estimator):
 
 
 def log_probabilities(dist: Distribution) -> Float[Array, "... states"]:
-    """log q of every state, normalised: shape `[*batch, states]`; none is rounded to 0."""
+    """The normalised log q of every state, of shape `[*batch, states]`. All entries are finite."""
     log_probs = jnp.moveaxis(dist.log_prob(dist.enumerate_batch()), 0, -1)
     log_probs = jax.nn.log_softmax(log_probs.astype(compute_dtype(log_probs)))
-    # The exponential of this is 0 too, and differences of it are no NaN.
+    # The exponential of `never` is 0 too, and a difference of two of them is not NaN.
     never = 2 * float(np.log(jnp.finfo(log_probs.dtype).tiny))
     return jnp.where(log_probs == -jnp.inf, never, log_probs)
 
@@ -116,10 +116,10 @@ def log_probabilities(dist: Distribution) -> Float[Array, "... states"]:
 def log_set_probabilities(
     log_probs: Float[Array, "... K"], log_rest: Float[Array, "..."]
 ) -> Float[Array, "... subsets"]:
-    r"""$\log P(T \mid S \setminus T)$ for every $T \subseteq S$, by the bits of its number.
+    r"""$\log P(T \mid S \setminus T)$ for every $T \subseteq S$, given by the bits of its index.
 
-    `log_rest` is the logarithm of the probability of all states that are not in $S$, which makes
-    $1 - q(S \setminus T)$ a sum: a difference would lose its digits where $S$ has nearly all.
+    `log_rest` is the log-probability of all states outside $S$. It makes $1 - q(S \setminus T)$ a
+    sum; a difference would lose precision if $S$ has nearly all of the probability.
     """
     count = log_probs.shape[-1]
     numbers = np.arange(2**count)
@@ -131,7 +131,7 @@ def log_set_probabilities(
     empty = numbers == 0
 
     def sweep(_, log_sets):
-        """Right for sets of n states after n sweeps."""
+        """After n sweeps the results for sets of up to n states are right."""
         last = jax.nn.logsumexp(of_set + log_sets[..., without], axis=-1)
         return jnp.where(empty, 0.0, last - jnp.where(empty, 0.0, log_mass))
 

@@ -1,4 +1,4 @@
-"""Discrete Stein operators: how to leave x."""
+"""Discrete Stein operators."""
 
 from .base import CoordinateOperator, Operator, Row
 from .birth_death import BirthDeath, Difference

@@ -1,4 +1,4 @@
-"""The sparse row that every operator gives, and how an operator is written."""
+"""The base classes of operators, and the sparse row that an operator returns."""
 
 import abc
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from ..fast import sum_of_events
 class Row(eqx.Module):
     r"""A row of an operator at a state $x$: $(A h)(x) = \sum_n w_n h(y_n) + w_0 h(x)$.
 
-    `neighbours` has the states $y_n$ in slots `[..., c, n]`: see `Neighbours`, of which `values`
-    and `coordinates` are. `weights` are the $w_n$, `self_weight` is $w_0$. `own` marks the
+    `neighbours` holds the states $y_n$ in slots `[..., c, n]`; see `Neighbours` for its `values`
+    and `coordinates`. `weights` are the $w_n$, and `self_weight` is $w_0$. `own`: the
     own-coordinate scan.
     """
 
@@ -43,7 +43,7 @@ class Row(eqx.Module):
         self, h: Callable[[Float[Array, "..."]], Float[Array, "..."]]
     ) -> Float[Array, "... c n"]:
         r"""$h(y_n)$ for any function `h`, called at every neighbour."""
-        # Where q is 0, and hence the weight, h may be infinite, as log q is.
+        # Where q, and so the weight, is 0, h may be infinite, for example if it contains log q.
         return jnp.where(self.weights == 0, 0, self.neighbours.evaluate(h))
 
     def apply(self, h: Float[Array, "... c n"], h_self: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -57,7 +57,7 @@ class Row(eqx.Module):
         `score` is $s(x)$.
 
         With the own-coordinate scan component $i$ has its own operator, the update of coordinate
-        $i$ without the $1/d$, so that $(A h)(x)$ becomes one number for each coordinate.
+        $i$ without the factor $1/d$. $(A h)(x)$ is then one number for each coordinate.
         """
         if self.own:
             weights = self.weights * self.neighbours.dist.num_coordinates
@@ -94,14 +94,14 @@ class CoordinateOperator(Operator):
     r"""An operator whose neighbours differ from $x$ in one coordinate.
 
     With `num_coordinates` $= m$, each application visits $m$ of the $d$ coordinates, drawn at
-    random (evenly spaced from a random start) with weights scaled by $d/m$: still mean zero, and
-    cheaper. It then needs a `key`.
+    random (evenly spaced from a random start), with weights scaled by $d/m$. The mean is still
+    zero, the cost is lower, and a `key` is needed.
     """
 
     num_coordinates: eqx.AbstractVar[int | None]
     """The number of coordinates to visit, drawn at random (default and paper: all)."""
     averages: ClassVar[bool] = False
-    """Whether it is a mean over coordinates, with 1/d, or a sum."""
+    """Whether the operator is a mean over coordinates, with a factor 1/d, and not a sum."""
 
     @abc.abstractmethod
     def offsets(self, dist: Distribution) -> tuple[int, ...] | None:
@@ -141,8 +141,8 @@ class CoordinateOperator(Operator):
         d, name = part.num_coordinates, type(self).__name__
         if part is not dist:
             raise ValueError(
-                f"{name}(num_coordinates={m}) draws among the coordinates of one distribution, but "
-                f"was given a {type(dist).__name__} of several. Leave num_coordinates at None: all."
+                f"{name}(num_coordinates={m}) draws from the coordinates of one distribution, but "
+                f"was given a {type(dist).__name__} of several. Use num_coordinates=None for all."
             )
         if m > d:
             raise ValueError(
@@ -164,7 +164,7 @@ class CoordinateOperator(Operator):
 
 
 def systematic_sample(start: Int[Array, "..."], m: int, d: int) -> Int[Array, "... m"]:
-    """`m` of `d` coordinates, evenly spaced: each is among them for `m` of the `d` starts."""
+    """`m` of `d` coordinates, evenly spaced. Each coordinate is chosen by `m` of the `d` starts."""
     # ⌊(start + d j) / m⌋, where d j may be too large for 32 bits.
     whole, rest = np.divmod(d * np.arange(m, dtype=np.int64), m)
     whole, rest = (jnp.asarray(part, start.dtype) for part in (whole, rest))
@@ -201,7 +201,7 @@ def log_prob_here(dist: Distribution, x: Array, coordinates: Array | None) -> Ar
 def damped_log_ratio(
     dist: Distribution, x: Array, values: Array, coordinates: Array | None, damping: float
 ) -> Array:
-    """log q(yᵢ | x₋ᵢ) − log(q(xᵢ | x₋ᵢ) + damping): the paper's guard against tiny denominators."""
+    """log q(yᵢ | x₋ᵢ) − log(q(xᵢ | x₋ᵢ) + damping): avoids tiny denominators (paper)."""
     log_ratio = dist.log_ratio(x, values, coordinates)
     if damping == 0:
         return log_ratio

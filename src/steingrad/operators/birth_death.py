@@ -1,4 +1,4 @@
-"""The birth-death operator and its one-sided relative, the difference operator."""
+"""The birth-death operator and its one-sided form, the difference operator."""
 
 from typing import ClassVar
 
@@ -17,9 +17,9 @@ class BirthDeath(CoordinateOperator):
 
     $\mathrm{inc}_i$ and $\mathrm{dec}_i$ move coordinate $i$ to the next and to the previous value,
     cyclically. With two values they are the same state, and both terms count. `damping` (off by
-    default) adds a constant to the denominator of $b_i$ and breaks $E_q[A h] = 0$. So do values of
-    probability 0: with logits of $-\infty$ the weights are NaN. `num_coordinates`: visit so many of
-    them, drawn at random, instead of all.
+    default) adds a constant to the denominator of $b_i$, which breaks $E_q[A h] = 0$. Values of
+    probability 0 break it too, so with logits of $-\infty$ the weights are NaN. `num_coordinates`
+    is the number of coordinates to visit, drawn at random, instead of all.
 
     Reference: Shi et al. 2022, section 3.
 
@@ -57,9 +57,9 @@ class Difference(CoordinateOperator):
     with $b_i(x) = q(\mathrm{inc}_i x) / q(x)$.
 
     `damping` (off by default; the paper's ablation uses $10^{-3}$) adds a constant to the
-    denominator of $b_i$ and breaks $E_q[A h] = 0$. So do values of probability 0: with logits of
-    $-\infty$ the weights are NaN. `num_coordinates`: visit so many of them, drawn at random,
-    instead of all.
+    denominator of $b_i$, which breaks $E_q[A h] = 0$. Values of probability 0 break it too, so with
+    logits of $-\infty$ the weights are NaN. `num_coordinates` is the number of coordinates to
+    visit, drawn at random, instead of all.
 
     Reference: Yang et al., "Goodness-of-fit testing for discrete distributions via Stein
     discrepancy", ICML 2018; Shi et al. 2022, section 3.
@@ -96,13 +96,13 @@ class Difference(CoordinateOperator):
 def check_full_support(name: str, dist: Distribution) -> None:
     if not dist.full_support:
         raise ValueError(
-            f"{name} goes to the next value of a coordinate whatever its probability, but this "
-            f"{type(dist).__name__} has states of probability 0 among the neighbours of others. "
-            "Use Gibbs, MPF, Barker or Zanella, which never go there."
+            f"{name} moves to the next value of a coordinate whatever its probability, but this "
+            f"{type(dist).__name__} has neighbours of probability 0. Use Gibbs, MPF, Barker or "
+            "Zanella, which never move to them."
         )
 
 
 def nan_if_impossible(birth, dist, x, down, coordinates):
-    """NaN where dec(x) has probability 0: x is then reached from a state that is never visited, and
-    what leaves x does not come back."""
+    """NaN where dec(x) has probability 0. The operator then moves from x to a state that is never
+    visited, and its mean is not 0."""
     return jnp.where(jnp.isneginf(dist.log_ratio(x, down, coordinates)), jnp.nan, birth)

@@ -15,11 +15,11 @@ class Gibbs(CoordinateOperator):
     r"""The Gibbs operator: $(A h)(x) = \frac1d \sum_i \sum_{v} q(v \mid x_{-i}) \,
     (h(x_{i \to v}) - h(x))$.
 
-    `scan="random"` is the paper's: a coordinate is chosen at random, hence the $1/d$. `scan="own"`
-    lets component $i$ of the global control variate use the update of coordinate $i$ alone, without
-    the $1/d$; it needs a product distribution. With $h = f$ and $\beta = 1$ that is the
-    local-expectation gradient. Elsewhere the two are the same. `num_coordinates`: visit so many of
-    them, drawn at random, instead of all.
+    `scan="random"` is that of the paper: a coordinate is chosen at random, which gives the factor
+    $1/d$. With `scan="own"`, component $i$ of the global control variate uses the update of
+    coordinate $i$ alone, without the $1/d$. It needs independent coordinates, and with $h = f$ and
+    $\beta = 1$ it gives the local expectation gradient. All else is the same for both.
+    `num_coordinates` is the number of coordinates to visit, drawn at random, instead of all.
 
     Reference: Shi et al., "Gradient Estimation with Discrete Stein Operators", NeurIPS 2022,
     section 3.
@@ -43,7 +43,7 @@ class Gibbs(CoordinateOperator):
     def __check_init__(self):
         check_num_coordinates("Gibbs", self.num_coordinates)
         if self.scan not in ("random", "own"):
-            raise ValueError(f"Gibbs has scan='random' or scan='own', but was given {self.scan!r}.")
+            raise ValueError(f"Gibbs needs scan='random' or scan='own', not {self.scan!r}.")
 
     @property
     def _own(self):

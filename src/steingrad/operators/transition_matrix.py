@@ -18,8 +18,8 @@ class TransitionMatrix(Operator):
     r"""$A = P - I$ for a transition matrix $P$ that leaves $q$ invariant, $q^\top P = q^\top$.
 
     `matrix` has shape `[N, N]` (or `[*batch, N, N]`) over the states in the order of
-    `dist.enumerate()`; or it is a function from the distribution to such a matrix. Whether it
-    leaves $q$ invariant is the user's promise, which `check(dist)` verifies.
+    `dist.enumerate()`, or it is a function from the distribution to such a matrix. It must leave
+    $q$ invariant; `check(dist)` verifies this.
 
     Reference: Shi et al. 2022, section 3.
 
@@ -70,8 +70,8 @@ class TransitionMatrix(Operator):
         if error > tolerance:
             raise ValueError(
                 f"The matrix does not leave the distribution invariant: one step moves a "
-                f"probability by {error:.3g}, more than {tolerance:.3g}. A chain such as Gibbs or "
-                "Metropolis-Hastings for this distribution would."
+                f"probability by {error:.3g}, more than {tolerance:.3g}. Use a chain such as "
+                "Gibbs or Metropolis-Hastings for this distribution."
             )
 
     def neighbours(
@@ -87,8 +87,8 @@ class TransitionMatrix(Operator):
 
 
 class AllStates(Neighbours):
-    """All states of a small space as neighbours of each other. The whole state counts as a single
-    coordinate, whose values are the numbers of the states."""
+    """All states of a small space as neighbours of each other. The whole state is treated as a
+    single coordinate, whose values are the numbers of the states."""
 
     def evaluate(self, h):
         return jnp.moveaxis(jax.vmap(h)(self._repeated()), 0, -1)[..., None, :]
@@ -111,12 +111,12 @@ class AllStates(Neighbours):
         return jax.tree.map(jnp.subtract, there, here)
 
     def _repeated(self) -> Array:
-        """All states, beside each state in x."""
+        """All states, repeated for each state in x."""
         states = self._states(self.x.ndim)
         return jnp.broadcast_to(states, (len(states), *self.x.shape))
 
     def _states(self, ndim: int) -> Array:
-        """All states, with axes of length one before those of the event, to broadcast with x."""
+        """All states, with axes of length one before the event axes, to broadcast with x."""
         states = self.dist.enumerate()
         event = self.dist.event_ndim
         return states.reshape(len(states), *(1,) * (ndim - event), *states.shape[1:])

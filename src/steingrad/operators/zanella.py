@@ -1,4 +1,4 @@
-"""Zanella's locally balanced operators, and their members MPF and Barker."""
+"""Zanella's locally balanced operators, with the special cases MPF and Barker."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ def as_neighbourhood(given: str | Sequence[int]) -> str | tuple[int, ...]:
 
 
 class LocallyBalanced(CoordinateOperator):
-    """What Zanella's operators share: all but the balancing function."""
+    """The base class of Zanella's operators, without the balancing function."""
 
     neighbourhood: eqx.AbstractVar[str | tuple[int, ...]]
     """The values of a coordinate that are neighbours: "full" (any other value), "sparse" (one step
@@ -35,8 +35,8 @@ class LocallyBalanced(CoordinateOperator):
         check_damping(name, self.damping)
         if isinstance(self.neighbourhood, str) and self.neighbourhood not in ("full", "sparse"):
             raise ValueError(
-                f"{name} has neighbourhood='full', neighbourhood='sparse' or a list of steps such "
-                f"as (-1, 1), but was given {self.neighbourhood!r}."
+                f"{name} needs neighbourhood='full', neighbourhood='sparse' or a list of steps "
+                f"such as (-1, 1), but was given {self.neighbourhood!r}."
             )
 
     @abc.abstractmethod
@@ -56,14 +56,14 @@ class Zanella(LocallyBalanced):
     \frac{q(y)}{q(x)}\right) (h(y) - h(x))$.
 
     `kappa` is any balancing function, $\kappa(t) = t\,\kappa(1/t)$ (checked when built). The
-    neighbours of $x$ differ from it in one coordinate: in any value (`neighbourhood="full"`), by
-    one step up or down of its cyclic index (`"sparse"`), or by the steps you list (a symmetric
-    set such as `(-2, -1, 1, 2)`).
+    neighbours of $x$ differ from $x$ in one coordinate, which takes any other value
+    (`neighbourhood="full"`), moves by one step up or down of its cyclic index (`"sparse"`), or
+    moves by the steps you list (a symmetric set such as `(-2, -1, 1, 2)`).
 
     `damping` adds a constant to the denominator, $q(y_i \mid x_{-i}) / (q(x_i \mid x_{-i}) +
-    \text{damping})$, as the paper's code does with $10^{-3}$. That breaks $E_q[A h] = 0$ (except
-    for Barker's rule, where it is a symmetric change of rate), so it is off by default.
-    `num_coordinates`: visit so many of them, drawn at random, instead of all.
+    \text{damping})$, as the paper's code does with $10^{-3}$. This breaks $E_q[A h] = 0$ (except
+    for Barker's rule, where it changes the rates symmetrically), so it is off by default.
+    `num_coordinates` is the number of coordinates to visit, drawn at random, instead of all.
 
     Reference: Zanella, "Informed proposals for local MCMC in discrete spaces", JASA 2020;
     Shi et al. 2022, section 3.
@@ -184,7 +184,7 @@ def neighbourhood_offsets(
         )
     if offsets != {-offset % m for offset in offsets} or not offsets:
         raise ValueError(
-            f"{name}'s neighbourhood {steps} is not symmetric: for each step it needs the one "
-            f"back, modulo the {m} values of this {type(dist).__name__}."
+            f"{name}'s neighbourhood {steps} is not symmetric: add the opposite of each step, "
+            f"modulo the {m} values of this {type(dist).__name__}."
         )
     return tuple(sorted(offsets))

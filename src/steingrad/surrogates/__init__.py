@@ -1,4 +1,4 @@
-"""Surrogates: a cheap stand-in for f at the neighbours of x."""
+"""Surrogates: cheap approximations of f at the neighbours of x."""
 
 from .base import Surrogate, Values
 from .exact import ExactSurrogate

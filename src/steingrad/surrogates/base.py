@@ -1,4 +1,4 @@
-"""What a surrogate gives: cheap stand-ins for f at the neighbours of each sample."""
+"""The base class of surrogates: cheap approximations of f at the neighbours of each sample."""
 
 import abc
 from typing import Any, ClassVar, NamedTuple
@@ -18,9 +18,9 @@ class Values(NamedTuple):
 
 
 class Surrogate(eqx.Module):
-    r"""Two functions of a state, $h_k$ (local) and $h^*_k$ (global), that stand in for $f$.
+    r"""Two functions of a state, $h_k$ (local) and $h^*_k$ (global), that approximate $f$.
 
-    They may depend on every sample but $x_k$: that is what keeps the estimate unbiased.
+    They may depend on every sample but $x_k$, which keeps the estimate unbiased.
     """
 
     needs_gradient: ClassVar[bool] = True
@@ -29,7 +29,7 @@ class Surrogate(eqx.Module):
     """Whether f itself must be evaluated at the neighbours."""
 
     def init(self, key: PRNGKeyArray) -> Any:
-        """What is learned; `None` if nothing is."""
+        """The initial value of what is learned; `None` if nothing is learned."""
         return None
 
     @abc.abstractmethod

@@ -6,7 +6,7 @@ from .base import Surrogate, Values
 
 
 class ExactSurrogate(Surrogate):
-    r"""$h_k = h^*_k = f$: evaluates $f$ at every neighbour, so it is for a cheap $f$.
+    r"""$h_k = h^*_k = f$: it evaluates $f$ at every neighbour, so it is for a cheap $f$.
 
     With the global control variate alone and $\beta = 1$ each $f(x) s(x)$ is replaced by its
     average over one step of the operator's chain, $P(f s)(x)$: Rao–Blackwellisation.
@@ -22,7 +22,7 @@ class ExactSurrogate(Surrogate):
     def evaluate(self, cv, row, at):
         if at.f is None:
             raise ValueError(
-                "ExactSurrogate evaluates the objective at the neighbours of the samples: pass "
+                "ExactSurrogate evaluates the objective at neighbours, but f was not given: pass "
                 "f=... to `estimate`, or use `value_and_grad` or `expectation`."
             )
         values = Values(row.evaluate(at.f), at.fx)

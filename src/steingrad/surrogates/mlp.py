@@ -10,10 +10,9 @@ class MLPSurrogate(NetworkSurrogate):
     (y - x_j)$.
 
     $H$ and $H^*$ are the two outputs of one network of `hidden` LeakyReLU units (of the given
-    `slope` below zero, in `layers` = 1 or 2 layers) with inputs $f_j$ and $t_j(y)$. Because a
-    neighbour $y$ of $x_k$ differs from it in one coordinate, $t_j(y) = \nabla f_j^\top (x_k - x_j)
-    + \partial_i f_j \, (y_i - x_{k,i})$: one dot product for each pair of samples, then
-    elementwise.
+    `slope` below zero, in `layers` = 1 or 2 layers) with inputs $f_j$ and $t_j(y)$. A neighbour $y$
+    of $x_k$ differs from $x_k$ in one coordinate, so $t_j(y) = \nabla f_j^\top (x_k - x_j) +
+    \partial_i f_j \, (y_i - x_{k,i})$: one dot product for each pair of samples.
 
     Reference: Shi et al. 2022, section 4.
 

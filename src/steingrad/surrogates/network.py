@@ -16,7 +16,7 @@ from .piecewise import PRECISION, piecewise_linear
 
 class NetworkSurrogate(Surrogate):
     r"""A surrogate made of $H$ and $H^*$, the two outputs of one network of `hidden` LeakyReLU
-    units (in `layers` = 1 or 2 layers) that sees a value and a linear change."""
+    units (in `layers` = 1 or 2 layers), whose inputs are a value and a linear change."""
 
     hidden: int = eqx.field(static=True, converter=as_index, default=100)
     """The number of hidden units of the surrogate in each layer (paper: 100)."""
@@ -29,10 +29,10 @@ class NetworkSurrogate(Surrogate):
         name = type(self).__name__
         check_whole(name, "number of hidden units", self.hidden, 1)
         if self.layers not in (1, 2):
-            raise ValueError(f"{name} has 1 or 2 hidden layers, but was given {self.layers}.")
+            raise ValueError(f"{name} needs 1 or 2 hidden layers, but was given {self.layers}.")
 
     def init(self, key: PRNGKeyArray) -> dict[str, Float[Array, "..."]]:
-        """Glorot uniform weights, zero biases."""
+        """The network starts with Glorot uniform weights and with biases of zero."""
         glorot = jax.nn.initializers.glorot_uniform()
         in_key, mid_key, out_key = jax.random.split(key, 3)
         cv = {
@@ -53,7 +53,7 @@ class NetworkSurrogate(Surrogate):
         linear: Float[Array, "..."],
     ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
         """H and H* at (f_j, t_j), elementwise over arrays that broadcast together."""
-        # As precise as at the neighbours: E[A h] = 0 asks for the same h at both.
+        # As precise as at the neighbours, because E[A h] = 0 needs the same h at both.
         matmul = partial(jnp.matmul, precision=PRECISION)
         w_value, w_linear = cv["w_in"]
         hidden = jax.nn.leaky_relu(

@@ -4,13 +4,13 @@ With S the slope (1 or that of LeakyReLU) of each hidden unit u at each point (f
 
     H_k(f, t) = Σ_u S_u (t w_linear[u] + f w_value[u] + b_in[u]) w_out[u, k] + b_out[k],
 
-so all that depends on the points in the parameters' gradients are the sums of S_u g_k and of
-S_u t g_k over the points of a row, g being the cotangent: four narrow products with one S.
+so the gradients of the parameters depend on the points only through the sums of S_u g_k and of
+S_u t g_k over the points of a row, where g is the cotangent: four narrow products with one S.
 
-Arrays of points × units would be far larger than a cache, and so cost more to move than to compute.
-Forward, a few units at a time add to the outputs, and no such array exists. Backward, S is made
-again, a few rows at a time. The plain network (`MLPSurrogate.network`) and its derivative give the
-same numbers, to rounding, several times slower (`benchmarks/growth.py`).
+An array of points × units would be far larger than a cache, and would cost more to move than to
+compute. So the forward pass adds a few units at a time to the outputs, and the backward pass
+recomputes S, a few rows at a time. The plain network (`MLPSurrogate.network`) and its derivative
+give the same numbers up to rounding, but are several times slower (`benchmarks/growth.py`).
 """
 
 import math
@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 from ..derivatives import on_each_device
 
 PRECISION = jax.lax.Precision.HIGHEST
-# Units that one pass over the points adds: enough to hide reading and writing the outputs.
+# Units added in one pass over the points: enough to hide reading and writing the outputs.
 UNITS = 10
 # Numbers in the S of one block: 4 MB in float32, within the cache of a processor.
 BLOCK = 2**20
@@ -43,8 +43,8 @@ def piecewise_linear(
     w_value, w_linear = cv["w_in"]
     w_out = cv["w_out"] / len(f)
 
-    # LeakyReLU(z) = slope z + (1 − slope) max(z, 0): of the first term all units are one sum.
-    # (`jnp.maximum` costs more, for the sake of z = NaN, which the sum passes on anyway.)
+    # LeakyReLU(z) = slope z + (1 − slope) max(z, 0). The first term of all units is a single sum.
+    # (`jnp.maximum` costs more, to handle z = NaN, which the sum propagates anyway.)
     positive = lambda z: jnp.where(z > 0, z, 0)
     inputs = jnp.stack([w_linear, w_value, cv["b_in"]])
     of_t, of_f, of_1 = slope * jnp.matmul(inputs, w_out, precision=PRECISION)[..., None]
@@ -114,7 +114,7 @@ def _backward(slope, residuals, cotangent):
         + with_1 * cv["b_in"][:, None],
         "b_out": len(f) * jnp.sum(g, axis=(1, 2)),
     }
-    # Not needed while parameters are adapted, and then left out by the compiler.
+    # These are not needed to adapt the parameters, and the compiler then removes them.
     d_value = jnp.einsum("rku,uk,u->r", alone, w_out, w_value, precision=PRECISION)
     d_linear = _steepness(cv, f, t, g, slope)
     return gradient, d_value.reshape(value.shape), d_linear.reshape(linear.shape)
@@ -143,7 +143,7 @@ def _steepness(cv, f, t, g, slope):
 
 
 def _blocks(count: float, tree: Any) -> Any:
-    """The first axis cut into at least so many blocks of one length, the last of them filled up
+    """Cut the first axis into at least `count` blocks of equal length. The last block is padded
     with zeros."""
     first = len(jax.tree.leaves(tree)[0])
     length = math.ceil(first / max(1, math.ceil(count)))

@@ -1,4 +1,4 @@
-"""A surrogate that sees the means over the other samples."""
+"""A surrogate whose inputs are the means over the other samples."""
 
 from jaxtyping import Array, Float
 
@@ -12,9 +12,9 @@ class PooledSurrogate(NetworkSurrogate):
     r"""$h_k(y) = H(\bar f_k, \bar t_k(y))$, the network of the means $\bar f_k = \frac1{K-1}
     \sum_{j \ne k} f_j$ and $\bar t_k(y) = \frac1{K-1} \sum_{j \ne k} t_j(y)$.
 
-    One evaluation of the network for each sample instead of one for each pair of samples, so that
-    the cost grows with $K$, not $K^2$. With $K = 2$ it is `MLPSurrogate`, whose settings `hidden`,
-    `layers` and `slope` it has.
+    The network is evaluated once for each sample and not for each pair of samples, so the cost
+    grows with $K$, not $K^2$. With $K = 2$ this is `MLPSurrogate`. The settings `hidden`, `layers`
+    and `slope` are the same.
 
     >>> PooledSurrogate(hidden=32, layers=2).layers
     2

@@ -1,4 +1,4 @@
-"""The same estimators for PyTorch: modules whose expectation `backward` differentiates."""
+"""The estimators as PyTorch modules that return an expectation for `backward`."""
 
 from .estimators import ARMS as ARMS
 from .estimators import CARMS as CARMS

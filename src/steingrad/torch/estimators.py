@@ -1,4 +1,4 @@
-"""The estimators by name, with the settings they have in `steingrad`."""
+"""The estimators of `steingrad` by name, with the same settings."""
 
 from typing import Any, ClassVar
 
@@ -76,48 +76,48 @@ class LocalExpectation(Named):
 
 
 class CARMS(Named):
-    """`steingrad.CARMS`, with its settings: coupled samples of categories."""
+    """`steingrad.CARMS`, with the same settings, for categories."""
 
     kind = sg.CARMS
 
 
 class DisARMIW(Named):
-    """`steingrad.DisARMIW`, with its settings: coupled samples of categories."""
+    """`steingrad.DisARMIW`, with the same settings, for categories."""
 
     kind = sg.DisARMIW
 
 
 class DisARMSB(Named):
-    """`steingrad.DisARMSB`, with its settings: coupled samples of categories."""
+    """`steingrad.DisARMSB`, with the same settings, for categories."""
 
     kind = sg.DisARMSB
 
 
 class StraightThrough(Named):
-    """`steingrad.StraightThrough`, with its settings: biased."""
+    """`steingrad.StraightThrough`, with the same settings. It is biased."""
 
     kind = sg.StraightThrough
 
 
 class ReinMax(Named):
-    """`steingrad.ReinMax`, with its settings: biased."""
+    """`steingrad.ReinMax`, with the same settings. It is biased."""
 
     kind = sg.ReinMax
 
 
 class GumbelSoftmax(Named):
-    """`steingrad.GumbelSoftmax`, with its settings: biased."""
+    """`steingrad.GumbelSoftmax`, with the same settings. It is biased."""
 
     kind = sg.GumbelSoftmax
 
 
 class Rebar(Named):
-    """Not available: it differentiates f between the states, twice, inside JAX. It raises."""
+    """Not available in PyTorch, because it differentiates f inside JAX. It raises an error."""
 
     kind = sg.Rebar
 
 
 class Relax(Named):
-    """Not available: it differentiates f between the states, twice, inside JAX. It raises."""
+    """Not available in PyTorch, because it differentiates f inside JAX. It raises an error."""
 
     kind = sg.Relax

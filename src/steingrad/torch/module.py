@@ -1,4 +1,4 @@
-"""An estimator as a module: draw in JAX, evaluate in PyTorch, estimate in JAX on the way back."""
+"""An estimator as a module: f runs in PyTorch, and `backward` calls the estimator in JAX."""
 
 import math
 from collections.abc import Callable
@@ -28,25 +28,24 @@ BUFFERS = State("cv_numbers", "cv_counts")
 
 
 class Estimator(nn.Module):
-    r"""$E_{q_\eta}[f(x)]$ as a scalar tensor whose `backward` gives the logits the estimate.
+    r"""$E_{q_\eta}[f(x)]$ as a scalar tensor whose `backward` calls the estimator.
 
-    It wraps any estimator of `steingrad`; `steingrad.torch.Bronco(...)` is short for
-    `Estimator(steingrad.Bronco(...))`. Calling it draws $K$ samples, evaluates `f` at all of them
-    in one call and returns their mean:
+    It wraps an estimator of `steingrad`; `steingrad.torch.Bronco(...)` is short for
+    `Estimator(steingrad.Bronco(...))`. A call draws $K$ samples, evaluates `f` at all of them at
+    once, and returns the mean of `f`:
 
         value = estimator(f, dist, context=None)
 
     `f` maps states `[K, *batch, *event]` to values `[K, *batch]`, each state on its own. `dist` is
-    a `Bernoulli`, `OneHotCategorical` or `Categorical` of `torch.distributions`, where the last
-    axis of the (batch of) variables holds the coordinates of one state, one of these inside
-    `Independent`, which says how many axes do, or a tensor of logits of bits. `context` is for
-    estimators whose control variates look at more than the samples.
+    a `Bernoulli`, `OneHotCategorical` or `Categorical` of `torch.distributions`, or a tensor of
+    logits of bits. The last axis of its variables holds the coordinates of one state; `Independent`
+    around the distribution says if there are more such axes. `context` is a further input of the
+    control variates of some estimators.
 
-    `backward` gives the logits the unbiased estimate, f's own parameters their gradient, both from
-    one pass through f's graph, and in training mode adapts the control variates, once for each
-    value. They are buffers, made when the estimator first meets a distribution. An estimator that
-    learns belongs to one distribution, such as one layer of a model. Random numbers come from
-    PyTorch's generator.
+    One backward pass gives the logits the estimate and f's own parameters their gradient. In
+    training mode it also adapts the control variates, once for each value. The control variates are
+    buffers, created at the first call. An estimator that learns belongs to one distribution, such
+    as one layer of a model. Random numbers come from PyTorch's generator.
 
     >>> import torch, steingrad.torch as sgt
     >>> logits = torch.zeros(5, requires_grad=True)
@@ -65,30 +64,30 @@ class Estimator(nn.Module):
         if estimator.relaxes:
             raise TypeError(
                 f"{type(estimator).__name__} differentiates f between the states inside JAX, which "
-                "cannot look into a function of PyTorch. Rodeo, Lariat and Bronco use the gradient "
-                "of f at the samples; ModifiedRelax is a relative that does not need f there."
+                "cannot differentiate a PyTorch function. Use Rodeo, Lariat, Bronco or "
+                "ModifiedRelax, which need the gradient of f at the samples only."
             )
         if estimator.weighs_samples:
             raise TypeError(
-                f"{type(estimator).__name__} weighs its samples, whose plain mean is what is "
-                "returned and differentiated here. Take it in JAX, or another one: RLOO, CARMS."
+                f"{type(estimator).__name__} weighs its samples, but a module returns and "
+                "differentiates their plain mean. Use it in JAX, or use RLOO or CARMS here."
             )
         self._programs = Programs.of(estimator, cv_learning_rate)
-        # As the weights of any layer: fixed when it is built.
+        # The initial control variates are fixed when the module is built, like any weights.
         self._init_seeds = draw_seeds().copy()
         self._law: tuple[Any, tuple[int, ...]] | None = None
-        # Empty until the first distribution, not None: DDP has to find some when it starts.
+        # Empty until the first call, but not None, because DDP must find the buffers at its start.
         self.register_buffer(BUFFERS.numbers, torch.zeros(0))
         self.register_buffer(BUFFERS.counts, torch.zeros(0, dtype=torch.int32))
 
     @property
     def estimator(self) -> JaxEstimator:
-        """The estimator of `steingrad` that it wraps."""
+        """The estimator of `steingrad` that this module wraps."""
         return self._programs.estimator
 
     @property
     def cv(self) -> Any:
-        """The control variates, to look at: JAX arrays, by name; `None` before the first call."""
+        """The control variates, to inspect, as JAX arrays by name; `None` before the first call."""
         if not len(self.cv_numbers) or self._law is None:
             return None
         with jax.enable_x64(self.cv_numbers.dtype == torch.float64):
@@ -115,21 +114,21 @@ class Estimator(nn.Module):
 
     @property
     def _state(self) -> State:
-        """From where they are kept: as attributes of a module they would take longer to find."""
+        """The buffers, read from `_buffers`, because attributes of a module take longer to find."""
         numbers, counts = (self._buffers[name] for name in BUFFERS)
         return State(numbers, counts if len(counts) else None)  # pyright: ignore[reportArgumentType]
 
     def _become(self, state: State) -> None:
-        """At every step: `setattr` on a module would take longer than the arithmetic."""
+        """Store new control variates. `setattr` on a module takes longer than the arithmetic."""
         for name, array in zip(BUFFERS, state, strict=True):
             if array is not None:
                 old: Any = self._buffers[name]
                 self._buffers[name] = to_torch(array, old.device).to(old.dtype)
 
     def _prepare(self, law: Law) -> State | None:
-        """The control variates for a distribution, made if there are none yet."""
+        """The control variates for a distribution, created if there are none yet."""
         met = law.kind, law.state_shape
-        if met != self._law:  # setting an attribute of a module takes its time
+        if met != self._law:  # setting an attribute of a module is slow
             self._law = met
         numbers, counts = self._programs.sizes(*met)
         if not numbers:
@@ -151,7 +150,7 @@ class Estimator(nn.Module):
         return state
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
-        # Buffers that are not made yet take the shape of those that are loaded.
+        # Buffers that are still empty take the shapes of the loaded ones.
         for name in BUFFERS:
             stored, here = state_dict.get(prefix + name), getattr(self, name)
             if stored is not None and here.shape != stored.shape:
@@ -161,14 +160,14 @@ class Estimator(nn.Module):
     def _apply(self, fn, recurse=True):
         before = self.cv_numbers
         super()._apply(fn, recurse)
-        # Averages over many steps need single precision, in a model of half precision too.
+        # Averages over many steps need single precision, even in a half-precision model.
         if self.cv_numbers.dtype in (torch.float16, torch.bfloat16):
             self.cv_numbers = before.to(self.cv_numbers.device)
         return self
 
 
 class Draw:
-    """Samples, what was evaluated at them, and the estimate, once it has been made."""
+    """The samples of one call, the values of f, and the estimate after the first backward pass."""
 
     def __init__(
         self,
@@ -190,11 +189,11 @@ class Draw:
             if programs.couples_samples:
                 x = programs.sample(self.kind, self.seeds, to_jax(law.logits))
                 self.x = to_torch(x, self.device)
-            else:  # PyTorch's own random numbers take half the time, and no turns at the cores
+            else:  # faster than JAX, which would compete for the cores
                 self.x = law.sample(programs.estimator.num_samples)
             self.version = version(self.x)
             wanted = torch.is_grad_enabled() and law.logits.requires_grad
-            # A copy, so that what happens to the buffers until `backward` makes no difference.
+            # A copy, so that changes of the buffers before `backward` make no difference.
             state = module._prepare(law) if wanted else None
             self.state = None if state is None else state.map(torch.clone)
             self.surroundings = Surroundings.here(self.device) if self.native is None else None
@@ -202,7 +201,7 @@ class Draw:
         self.fx = self.estimate = None
 
     def evaluate(self, x: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-        """The mean of f, and what the estimate wants to know later."""
+        """Returns the mean of f, and stores the values that the estimate needs later."""
         fx = self._call(x)
         self._check_samples()
         value = fx.mean() if fx.numel() else fx.sum()
@@ -216,7 +215,7 @@ class Draw:
     def gradient(
         self, logits: torch.Tensor, dfx: torch.Tensor | None, cotangent: torch.Tensor
     ) -> torch.Tensor:
-        """With respect to the logits; through f came ∇f · cotangent / (K · batch)."""
+        """The gradient with respect to the logits. `dfx` is ∇f · cotangent / (K · batch)."""
         batch = max(math.prod(self.batch_shape), 1)
         if self.estimate is not None:
             # Further passes through the same graph.
@@ -237,7 +236,7 @@ class Draw:
             return self._estimate(logits, dfx, factor)
 
     def _estimate(self, logits, dfx, factor) -> torch.Tensor:
-        """The gradient, at the first pass through the graph; `self.estimate` is for later ones."""
+        """The gradient at the first pass through the graph. Later passes use `self.estimate`."""
         programs, module = self.module._programs, self.module
         given = self.kind, self.seeds, to_jax(logits)
         fx, optional = to_jax(self.fx), lambda tensor: None if tensor is None else to_jax(tensor)
@@ -257,8 +256,8 @@ class Draw:
             estimate, grad, following = programs.gradient(
                 kind, adapting, seeds, logits_, seen, state, current
             )
-            # Not the estimate's memory: whoever gets the gradient may change it. Nor, on a GPU,
-            # JAX's, which would take it back while PyTorch's operations are still on their way.
+            # A copy of the estimate's memory, because the caller may change the gradient. On a GPU
+            # JAX may also reuse its memory while PyTorch's operations are queued.
             grad = to_torch(grad, self.device)
             grad = grad.clone() if grad.is_cuda else grad
         self.estimate = partial(to_torch, estimate, self.device)
@@ -299,7 +298,7 @@ class Draw:
         return fx if fx.is_floating_point() else fx.to(self.dtype)
 
     def _again(self, x: torch.Tensor) -> torch.Tensor:
-        """f elsewhere, with the random numbers it had at the samples."""
+        """f at other points, with the same random numbers as at the samples."""
         assert self.surroundings is not None
         with self.surroundings.again():
             return self._call(x)
@@ -315,24 +314,24 @@ class Draw:
         return (
             f"{type(self.module.estimator).__name__} uses the gradient of f at the samples, but "
             "what f returned does not depend on its argument in PyTorch's graph: f detaches it "
-            "(.detach(), .item(), .numpy(), torch.no_grad), compares or rounds it. Leave that out, "
-            "or take an estimator for which values are enough: RLOO, DisARM, ARMS, Reinforce, "
+            "(.detach(), .item(), .numpy(), torch.no_grad), compares or rounds it. Remove that, or "
+            "use an estimator that needs values only: RLOO, DisARM, ARMS, Reinforce, "
             "Bronco(use_gradient=False), Lariat(gradients=False)."
         )
 
 
 class Sample(torch.autograd.Function):
-    """From the logits to samples, and back: a node of the graph before f.
+    """The node of the graph before f: from logits to samples, and back.
 
-    The backward pass comes here last, with the gradient of f at the samples, made on the way to
-    f's own parameters. The second output, a zero that is added to the mean of f, brings the
-    factor that the mean has in the loss, and sees to it that the pass comes here even if nothing
-    goes through f.
+    The backward pass reaches this node last, with the gradient of f at the samples, computed in the
+    same pass as the gradients of f's own parameters. The second output, a zero that is added to the
+    mean of f, receives the factor of the mean in the loss. With it the pass reaches this node even
+    if no gradient goes through f.
     """
 
     @staticmethod
     def forward(ctx, logits, draw):
-        # The draw itself keeps a tensor of its own: this one will refer to this node.
+        # The draw keeps a tensor of its own, because this one will refer to this node.
         x = draw.x.detach()
         ctx.draw = draw
         ctx.save_for_backward(logits)
@@ -348,12 +347,12 @@ class Sample(torch.autograd.Function):
             return None, None
         with torch.no_grad():
             grad = ctx.draw.gradient(logits, dfx, cotangent)
-        # With create_graph=True, what may be formed but not used.
+        # With create_graph=True the second derivative may be formed, but not used.
         return (Once.apply(grad, logits) if torch.is_grad_enabled() else grad), None
 
 
 class Once(torch.autograd.Function):
-    """An estimate, which has no derivative by the logits that its samples were drawn with."""
+    """An estimate that raises an error if it is differentiated with respect to the logits."""
 
     @staticmethod
     def forward(ctx, grad, logits):
@@ -362,7 +361,7 @@ class Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *cotangents):
         raise RuntimeError(
-            "An estimate was differentiated by its logits, as a second derivative is. Its samples "
-            "were drawn with them, so that a derivative at fixed samples would be wrong. Leave it "
-            "out with .detach(); steingrad.expectation, in JAX, says how to estimate a Hessian."
+            "An estimate was differentiated by its logits, as for a second derivative. Its samples "
+            "were drawn with them, so a derivative at fixed samples would be wrong. Add .detach() "
+            "to leave it out. See steingrad.expectation, in JAX, for estimates of a Hessian."
         )

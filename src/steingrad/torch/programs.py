@@ -1,4 +1,4 @@
-"""What runs in JAX: compiled once for each shape."""
+"""The functions that run in JAX, compiled once for each shape."""
 
 import contextlib
 import functools
@@ -22,35 +22,35 @@ from .distributions import Law
 
 
 class State(NamedTuple):
-    """What an estimator learns, and its optimiser's memory, as two vectors: buffers of a module,
-    which pass between the frameworks in one piece."""
+    """The control variates and the state of their optimiser, as two vectors. They are buffers of a
+    module, and each passes between the frameworks in one piece."""
 
     numbers: Any
     counts: Any
-    """`None` if it counts nothing."""
+    """The integers of the state; `None` if there are none."""
 
     def map(self, function: Callable[[Any], Any]) -> "State":
         return State(*(None if part is None else function(part) for part in self))
 
 
 class Seen(NamedTuple):
-    """What was seen at the samples, and further on."""
+    """The evaluations of f at the samples and at further points."""
 
     x: Any
     fx: Any
     scaled_dfx: Any
-    """∇f times `factor`, as the pass through the loss brings it."""
+    """∇f times `factor`, as the backward pass through the loss computes it."""
     factor: Any
-    """What f has in the loss, the same for all samples and elements of the batch."""
+    """The factor of f in the loss, the same for all samples and elements of the batch."""
     context: Any
     fy: Any = None
     """f at the further points that the estimator proposed; `None` if there are none."""
     memo: Any = None
-    """What the estimator returned beside the further points."""
+    """The memo that the estimator returned with the further points."""
 
 
 class Programs:
-    """The functions of one estimator. Modules with the same settings share what is compiled."""
+    """The functions of one estimator, compiled once for all modules with the same settings."""
 
     @classmethod
     def of(cls, estimator: Estimator, cv_learning_rate: Any) -> "Programs":
@@ -79,14 +79,14 @@ class Programs:
         return Programs.of, (self.estimator, self.cv_learning_rate)
 
     def check(self, law: Law) -> None:
-        """Raise unless the estimator works on such a distribution."""
+        """Raise unless the estimator takes this kind of distribution."""
         if law.kind not in self._checked:
             check_distribution(self.estimator, law.kind(jnp.zeros(law.state_shape)))
             self._checked.add(law.kind)
 
     @property
     def couples_samples(self) -> bool:
-        """Whether its samples are drawn in a way of its own."""
+        """Whether the estimator draws its samples in its own way."""
         return type(self.estimator).draw is not Estimator.draw
 
     def tree(self, kind: Any, state_shape: tuple[int, ...], state: State) -> tuple[Any, Any]:
@@ -95,7 +95,7 @@ class Programs:
         return unpack(structs, state)
 
     def sizes(self, kind: Any, state_shape: tuple[int, ...]) -> tuple[int, int]:
-        """The lengths of the two vectors."""
+        """The lengths of the two vectors of `State`."""
         if (kind, state_shape) not in self._sizes:
             init = partial(self._init, kind, state_shape)
             vectors = jax.eval_shape(init, np.zeros(2, np.uint32))
@@ -105,8 +105,8 @@ class Programs:
 
     @contextlib.contextmanager
     def evaluating(self, objective: Callable[[np.ndarray], np.ndarray]):
-        """`objective` is what compiled functions call where they want f itself: one at a time,
-        whichever threads and modules share them."""
+        """Inside this context compiled functions call `objective` for f itself. A lock lets one
+        thread in at a time, because modules share the compiled functions."""
         with self._lock:
             outer, self.objective = self.objective, objective
             try:
@@ -127,13 +127,13 @@ class Programs:
         return self.estimator.draw(sample_key, kind(logits))
 
     def _propose(self, kind, seeds, logits, seen, state):
-        """Further points, and the memo that goes with them."""
+        """Returns further points, and the memo that belongs to them."""
         return self.estimator.propose(*self._situation(kind, seeds, logits, seen, state))
 
     def _gradient(self, kind, adapting, seeds, logits, seen, state, current):
-        """The estimate for each element of the batch; the same for the logits, with the factor
-        that the mean of f has in the loss; and, if adapting, the state that follows `current`,
-        which may have moved on since the samples were drawn with `state`."""
+        """Returns the estimate for each element of the batch; the gradient of the logits, which is
+        the estimate times the factor of f in the loss; and, if adapting, the state after `current`,
+        which may differ from the `state` with which the samples were drawn."""
         cv, dist, at = self._situation(kind, seeds, logits, seen, state)
         with_factor = lambda grad: (grad * (seen.factor * len(seen.x))).astype(logits.dtype)
         if not adapting:
@@ -143,7 +143,7 @@ class Programs:
         cv, optimizer = self._unpack(dist, current)
         updates, optimizer = self.optimizer.update(cast(cv_grad, cv), optimizer, cv)
         following = pack((optax.apply_updates(cv, updates), optimizer))
-        # A step whose gradient overflowed, as under a GradScaler, leaves no trace.
+        # A step whose gradient overflowed, as under a GradScaler, changes nothing.
         finite = jnp.all(jnp.isfinite(following.numbers))
         keep = lambda new, old: jnp.where(finite, new, old.astype(new.dtype))
         return grad, with_factor(grad), jax.tree.map(keep, following, current)
@@ -175,15 +175,15 @@ def _shared(estimator: Estimator, cv_learning_rate: Any) -> Programs:
 
 
 def key_of(seeds: Any) -> Any:
-    """A key made of two numbers."""
+    """A key from two numbers."""
     return jax.random.wrap_key_data(seeds, impl="threefry2x32")
 
 
 def pack(tree: Any) -> State:
-    """All floating-point numbers in one vector, all others in a second."""
+    """Pack all floating-point numbers into one vector, and all others into a second."""
     leaves = jax.tree.leaves(tree)
     floating = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
-    # The type of what is learned: some optimisers keep single precision beside double.
+    # The dtype of what is learned, because some optimisers mix single and double precision.
     dtype = jnp.result_type(float)
     numbers = [jnp.ravel(leaf).astype(dtype) for leaf in leaves if floating(leaf)]
     counts = [jnp.ravel(leaf) for leaf in leaves if not floating(leaf)]

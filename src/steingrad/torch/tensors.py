@@ -1,4 +1,4 @@
-"""Tensors as arrays and back, and PyTorch's random numbers."""
+"""Conversions between tensors and arrays, and PyTorch's random numbers."""
 
 import contextlib
 import functools
@@ -9,16 +9,16 @@ import jax
 import numpy as np
 import torch
 
-# Types that NumPy has none of go by dlpack.
+# Dtypes that NumPy lacks are converted by dlpack.
 WITHOUT_NUMPY = (torch.bfloat16,)
-# PyTorch has one generator for all threads, which is set back while f is called again.
+# PyTorch has one generator for all threads. It is reset while f is called again.
 GENERATORS = threading.RLock()
 
 
 def to_jax(tensor: torch.Tensor) -> Any:
-    """What a compiled function takes in a tensor's place, in the same memory where JAX has it.
+    """A tensor as an input of a compiled function, in the same memory if JAX can use it.
 
-    On a CPU that is a NumPy view: JAX takes it without a copy too, in a tenth of the time that
+    On a CPU this is a NumPy view, which JAX takes without a copy, in a tenth of the time that
     dlpack takes in Python.
     """
     tensor = tensor.detach()
@@ -31,7 +31,7 @@ def to_jax(tensor: torch.Tensor) -> Any:
 
 def to_torch(array: jax.Array, device: torch.device) -> torch.Tensor:
     """A tensor in the array's memory, or a copy on a device that JAX does not have."""
-    # PyTorch reads at once, and what the computation read may change afterwards.
+    # PyTorch reads the memory at once, and the inputs of the computation may change afterwards.
     return torch.from_dlpack(array.block_until_ready()).to(device)
 
 
@@ -44,23 +44,23 @@ def _jax_has_cuda() -> bool:
 
 
 def compute_dtype(tensor: torch.Tensor) -> torch.dtype:
-    """The type to compute in: the tensor's, and at least float32."""
+    """The dtype to compute in: that of the tensor, but at least float32."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def version(tensor: torch.Tensor) -> int | None:
-    """How often it was changed in place; all its views share that. Tensors of inference mode do
-    not count it."""
+    """The number of in-place changes of a tensor, which all its views share. `None` for tensors of
+    inference mode, which do not count changes."""
     return None if tensor.is_inference() else tensor._version
 
 
 def draw_seeds() -> np.ndarray:
-    """63 random bits of PyTorch's generator, as two numbers that a key is made of."""
+    """63 random bits of PyTorch's generator, as two numbers for `key_of`."""
     return torch.empty(1, dtype=torch.int64).random_().numpy().view(np.uint32)
 
 
 class Surroundings(NamedTuple):
-    """What a call of f depends on beside its argument: the generators and autocast."""
+    """The state that a call of f depends on besides its argument: generators and autocast."""
 
     device: torch.device
     states: tuple[torch.Tensor, ...]
@@ -72,10 +72,10 @@ class Surroundings(NamedTuple):
 
     @contextlib.contextmanager
     def again(self):
-        """The same random numbers and precision as there, without gradients; afterwards the
-        generators go on from where they are now."""
+        """A context with the same random numbers and precision as in `here`, and without gradients.
+        Afterwards the generators continue from their present state."""
         enabled, dtype = self.autocast
-        same = _autocast(self.device) == self.autocast  # asking is cheaper than setting
+        same = _autocast(self.device) == self.autocast  # reading is cheaper than setting
         cast = torch.autocast(self.device.type, dtype, enabled) if not same else None
         with GENERATORS:
             now = _generator_states(self.device)
