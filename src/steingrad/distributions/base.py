@@ -20,6 +20,12 @@ MAX_STATES = 2**20
 COORDINATES_AT_A_TIME = 64
 
 
+State = Float[Array, "..."]
+Values = Int[Array, "... c n"]
+Coordinates = Int[Array, "... c"] | None
+Slots = Float[Array, "... c n"]
+
+
 class Distribution(eqx.Module):
     r"""A distribution $q_\eta$ on $\mathcal X^d$, where a coordinate takes one of $m$ values.
 
@@ -104,31 +110,18 @@ class Distribution(eqx.Module):
         """The state with these indices: the inverse of `index`."""
 
     @abc.abstractmethod
-    def log_ratio(
-        self,
-        x: Float[Array, "..."],
-        values: Int[Array, "... c n"],
-        coordinates: Int[Array, "... c"] | None = None,
-    ) -> Float[Array, "... c n"]:
+    def log_ratio(self, x: State, values: Values, coordinates: Coordinates = None) -> Slots:
         r"""$\log q(y_n) - \log q(x)$ at the neighbours."""
 
     @abc.abstractmethod
     def linear_change(
-        self,
-        gradient: Float[Array, "..."],
-        x: Float[Array, "..."],
-        values: Int[Array, "... c n"],
-        coordinates: Int[Array, "... c"] | None = None,
-    ) -> Float[Array, "... c n"]:
+        self, gradient: State, x: State, values: Values, coordinates: Coordinates = None
+    ) -> Slots:
         r"""$\nabla^\top (y_n - x)$ at the neighbours, for a gradient shaped like `x`."""
 
     @abc.abstractmethod
     def score_change(
-        self,
-        coefficients: Float[Array, "... c n"],
-        x: Float[Array, "..."],
-        values: Int[Array, "... c n"],
-        coordinates: Int[Array, "... c"] | None = None,
+        self, coefficients: Slots, x: State, values: Values, coordinates: Coordinates = None
     ) -> Any:
         r"""$\sum_n c_n \, (s(y_n) - s(x))$, shaped like `score(x)`."""
 
@@ -152,11 +145,7 @@ class Distribution(eqx.Module):
         return jax.tree.map(weigh, self.score(x))
 
     def weighted_score_change(
-        self,
-        coefficients: Float[Array, "... c n"],
-        x: Float[Array, "..."],
-        values: Int[Array, "... c n"],
-        coordinates: Int[Array, "... c"] | None = None,
+        self, coefficients: Slots, x: State, values: Values, coordinates: Coordinates = None
     ) -> Any:
         """`score_change`, summed like `weighted_score`. If `large_scores`, this is one
         vector–Jacobian product of `log_ratio`."""
@@ -259,10 +248,7 @@ class Distribution(eqx.Module):
         return row(self, x)
 
     def neighbours(
-        self,
-        x: Float[Array, "..."],
-        offsets: tuple[int, ...] | None = None,
-        coordinates: Int[Array, "... c"] | None = None,
+        self, x: State, offsets: tuple[int, ...] | None = None, coordinates: Coordinates = None
     ) -> Neighbours:
         """The states that differ from `x` in one coordinate, whose index is larger by one of the
         offsets, cyclically. By default all other values of all coordinates are neighbours."""
@@ -304,11 +290,8 @@ class Distribution(eqx.Module):
         return self.num_values ** jnp.arange(self.num_coordinates - 1, -1, -1, dtype=jnp.int32)
 
     def shift(
-        self,
-        x: Float[Array, "..."],
-        offsets: tuple[int, ...] | None = None,
-        coordinates: Int[Array, "... c"] | None = None,
-    ) -> Int[Array, "... c n"]:
+        self, x: State, offsets: tuple[int, ...] | None = None, coordinates: Coordinates = None
+    ) -> Values:
         """The `values` of the neighbours whose index is larger by each offset, cyclically. By
         default all other values."""
         index, m = self.index(x), self.num_values
@@ -319,10 +302,10 @@ class Distribution(eqx.Module):
     def at_neighbours(
         self,
         h: Callable[[Float[Array, "..."]], Float[Array, "..."]],
-        x: Float[Array, "..."],
-        values: Int[Array, "... c n"],
-        coordinates: Int[Array, "... c"] | None = None,
-    ) -> Float[Array, "... c n"]:
+        x: State,
+        values: Values,
+        coordinates: Coordinates = None,
+    ) -> Slots:
         """`h` at every neighbour, evaluated for a few coordinates at a time."""
         index = self.index(x)
         everywhere = jnp.arange(self.num_coordinates, dtype=jnp.int32)

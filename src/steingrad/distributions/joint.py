@@ -47,7 +47,7 @@ class Joint(Distribution):
     {'colour': (1, 3), 'on': (2,)}
     """
 
-    parts: tuple[Distribution, ...]
+    parts: tuple[Any, ...]
     names: tuple[str, ...] | None = eqx.field(static=True)
 
     def __init__(self, parts: Sequence[Any] | None = None, /, **named: Any):
@@ -118,21 +118,17 @@ class Joint(Distribution):
 
     def location(self) -> Float[Array, "*batch D"]:
         """The locations of the parts."""
-        return self.join([part.location() for part in self._relaxable])
+        return self.join([part.location() for part in self.parts])
 
     def latent_given(self, x: Float[Array, "... D"], noise: Float[Array, "... D"]) -> Array:
         """The latent variables of the parts, given their states."""
-        each = zip(self._relaxable, self.each(x), self.each(noise), strict=True)
+        each = zip(self.parts, self.each(x), self.each(noise), strict=True)
         return self.join([part.latent_given(own, n) for part, own, n in each])
 
     def relax(self, z: Float[Array, "... D"], temperature: Any) -> Float[Array, "... D"]:
         """The relaxed states of the parts."""
-        each = zip(self._relaxable, self.each(z), strict=True)
+        each = zip(self.parts, self.each(z), strict=True)
         return self.join([part.relax(own, temperature) for part, own in each])
-
-    @property
-    def _relaxable(self) -> Any:
-        return self.parts
 
     def constants(self):
         return tuple(array for part in self.parts for array in part.constants())

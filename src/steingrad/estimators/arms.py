@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from ..arrays import as_index
 from ..fast import mean_of_others, mean_of_samples
 from .base import Estimator
-from .checks import check_num_samples
 from .couplings import debias, mutually_antithetic
 
 
@@ -35,13 +34,8 @@ class ARMS(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=3)
-    """The number of samples, K."""
     needs: ClassVar = "is_binary"
-
-    def __check_init__(self):
-        check_num_samples(
-            "ARMS", self.num_samples, 2, "because the other samples are each sample's baseline"
-        )
+    fewest: ClassVar = (2, "because the other samples are each sample's baseline")
 
     def draw(self, key, dist):
         def one(part, key):

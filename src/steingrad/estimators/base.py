@@ -25,6 +25,7 @@ from .checks import (
     check_evaluated,
     check_further,
     check_gradient,
+    check_num_samples,
     kind,
 )
 from .optimizers import adam
@@ -55,6 +56,8 @@ class Estimator(eqx.Module):
 
     num_samples: eqx.AbstractVar[int]
     """The number of samples, K."""
+    fewest: ClassVar[tuple[int, str]] = (1, "the points at which f is evaluated")
+    """The least `num_samples`, and the reason."""
     biased: ClassVar[bool] = False
     """Whether the mean of the estimate differs from the gradient by design."""
     needs: ClassVar[Any] = None
@@ -78,6 +81,9 @@ class Estimator(eqx.Module):
     cancels_constant: ClassVar[Any] = False
     r"""Whether the mean of the estimate stays the same if a constant vector is added to all scores.
     If so, $\log q$ need not be normalised."""
+
+    def __check_init__(self):
+        check_num_samples(type(self).__name__, self.num_samples, *self.fewest)
 
     def __init_subclass__(cls, **keywords: Any):
         super().__init_subclass__(**keywords)

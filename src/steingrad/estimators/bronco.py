@@ -16,7 +16,7 @@ from ..distributions.neighbours import Neighbours, Slope
 from ..fast import TINY, mean, mean_of_samples, running_sum, sum_of_events
 from ..objective import Evaluated
 from .base import Estimator
-from .checks import check_key, check_num_samples
+from .checks import check_key
 from .flip_regression import ERROR, coefficients, relative_errors, sums_by_coordinate
 
 # In training f itself drifts faster than the effects of flips. So the mean of f is over the last 20
@@ -123,7 +123,6 @@ class Bronco(Estimator):
         and their number; `None` if `use_gradient`."""
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
-    """The number of samples, K."""
     flips: int = eqx.field(static=True, converter=as_index, default=1)
     """The number of flips of each sample. f is evaluated once at each flip."""
     memory: float = eqx.field(static=True, default=100.0)
@@ -137,7 +136,6 @@ class Bronco(Estimator):
     looks_further: ClassVar = True
 
     def __check_init__(self):
-        check_num_samples("Bronco", self.num_samples, 1, "the states that are flipped")
         check_whole("Bronco", "number of flips", self.flips, 1)
         if not 0 < self.uniform <= 1:
             raise ValueError(

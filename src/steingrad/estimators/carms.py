@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from ..arrays import as_index, others, take
 from ..fast import mean_of_samples
 from .base import Estimator
-from .checks import check_num_samples
 from .couplings import both_rare, debias, mutually_antithetic
 from .sticks import break_sticks, first_of, pair_weight, stick_of
 
@@ -37,13 +36,8 @@ class CARMS(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=3)
-    """The number of samples, K."""
     needs: ClassVar = "is_product"
-
-    def __check_init__(self):
-        check_num_samples(
-            "CARMS", self.num_samples, 2, "because the other samples are each sample's baseline"
-        )
+    fewest: ClassVar = (2, "because the other samples are each sample's baseline")
 
     def draw(self, key, dist):
         def one(part, key):

@@ -36,7 +36,6 @@ class DisARM(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
-    """The number of samples, K."""
     needs: ClassVar = "is_binary"
 
     def __check_init__(self):

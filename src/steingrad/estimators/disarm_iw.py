@@ -10,8 +10,7 @@ from ..arrays import as_index, expand, take
 from ..fast import mean_of_samples
 from .base import Estimator
 from .checks import check_pairs
-from .couplings import antithetic_pairs
-from .sticks import break_sticks, first_of, pair_weight, stick_of
+from .sticks import antithetic_categories, break_sticks, pair_weight, stick_of
 
 
 class DisARMIW(Estimator):
@@ -38,19 +37,13 @@ class DisARMIW(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
-    """The number of samples, K."""
     needs: ClassVar = "is_product"
 
     def __check_init__(self):
         check_pairs("DisARMIW", self.num_samples, instead="CARMS")
 
     def draw(self, key, dist):
-        def one(part, key):
-            sticks = break_sticks(part)
-            bits = antithetic_pairs(key, self.num_samples, sticks.phi[..., :-1])
-            return part.state(first_of(sticks, bits))
-
-        return dist.sample_by_part(one, key)
+        return antithetic_categories(key, dist, self.num_samples)
 
     def gradient(self, cv, dist, at):
         fx, fx_tilde = jnp.split(at.fx, 2)

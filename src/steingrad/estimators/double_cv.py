@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 from ..arrays import as_index
 from ..fast import mean_of_others, mean_of_samples, sum_of_events
 from .base import Estimator, mean_of_scores
-from .checks import check_num_samples
 
 
 class DoubleCV(Estimator):
@@ -44,17 +43,9 @@ class DoubleCV(Estimator):
         alpha: Float[Array, ""]
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
-    """The number of samples, K."""
     needs: ClassVar = "has_mean"
     needs_gradient: ClassVar = True
-
-    def __check_init__(self):
-        check_num_samples(
-            "DoubleCV",
-            self.num_samples,
-            2,
-            "because each control variate is made of the other samples",
-        )
+    fewest: ClassVar = (2, "because each control variate is made of the other samples")
 
     def init(self, key, dist=None):
         return self.CV(jnp.zeros(()))

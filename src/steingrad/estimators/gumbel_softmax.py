@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ..arrays import as_index, check_whole
 from ..fast import mean_of_samples
 from .base import Estimator
-from .checks import check_key, check_num_samples, check_temperature
+from .checks import check_key, check_temperature
 
 
 class GumbelSoftmax(Estimator):
@@ -41,7 +41,6 @@ class GumbelSoftmax(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
-    """The number of samples, K."""
     temperature: int | float = eqx.field(static=True, default=0.5)
     """The temperature τ. A lower temperature has less bias and more variance."""
     straight_through: bool = eqx.field(static=True, default=False)
@@ -54,7 +53,6 @@ class GumbelSoftmax(Estimator):
     needs_gradient: ClassVar = True
 
     def __check_init__(self):
-        check_num_samples("GumbelSoftmax", self.num_samples, 1, "the points at which f is known")
         check_temperature("GumbelSoftmax", self.temperature)
         check_whole("GumbelSoftmax", "number of jacobian_draws", self.jacobian_draws, 1)
         if self.jacobian_draws > 1 and not self.straight_through:

@@ -13,7 +13,6 @@ from ..fast import mean_of_others, mean_of_samples, mean_of_squares, sum_of_even
 from ..operators import Gibbs, Operator
 from ..surrogates import Surrogate
 from .base import Estimator
-from .checks import check_num_samples
 from .least_squares import DECAY, RIDGE, Products, make_terms
 from .optimizers import average_or_adam, average_step
 from .stein import stein_terms
@@ -77,7 +76,6 @@ class Lariat(Estimator):
         surrogate: Any
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
-    """The number of samples, K."""
     values: bool = eqx.field(static=True, default=True)
     """Use the terms that are made of values of f."""
     gradients: bool = eqx.field(static=True, default=True)
@@ -104,11 +102,9 @@ class Lariat(Estimator):
         "surrogate=...; or use RLOO or Rodeo."
     )
     cv_is_quadratic: ClassVar = False
+    fewest: ClassVar = (2, "because each term is made of other samples")
 
     def __check_init__(self):
-        check_num_samples(
-            "Lariat", self.num_samples, 2, "because each term is made of other samples"
-        )
         check_whole("Lariat", "context_size", self.context_size, 0)
         check_whole("Lariat", "number of hidden units", self.hidden, 0)
         if self.num_terms == 0:

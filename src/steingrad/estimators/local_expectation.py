@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from ..arrays import as_index
 from ..fast import mean_of_samples
 from .base import Estimator
-from .checks import check_num_samples
 
 
 class LocalExpectation(Estimator):
@@ -34,13 +33,7 @@ class LocalExpectation(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
-    """The number of samples, K."""
     needs: ClassVar = "is_product"
-
-    def __check_init__(self):
-        check_num_samples(
-            "LocalExpectation", self.num_samples, 1, "the states around which f is evaluated"
-        )
 
     def num_evaluations(self, dist):
         return self.num_samples * (1 + dist.num_neighbours)

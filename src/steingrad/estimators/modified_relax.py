@@ -11,7 +11,6 @@ from ..arrays import as_index, others
 from ..fast import mean_of_others, mean_of_samples, sum_of_events
 from ..surrogates import MLPSurrogate
 from .base import Estimator
-from .checks import check_num_samples
 from .optimizers import slow_adam
 from .relaxations import initial_log_temperature, relaxed_estimate
 
@@ -39,15 +38,13 @@ class ModifiedRelax(Estimator):
         surrogate: Any
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
-    """The number of samples, K."""
     surrogate: MLPSurrogate = MLPSurrogate()
     """The network H that the control variate is made of."""
     needs: ClassVar = "relaxable"
     needs_gradient: ClassVar = True
+    fewest: ClassVar = (2, "because h_k is made of the other samples")
 
     def __check_init__(self):
-        why = "because h_k is made of the other samples"
-        check_num_samples("ModifiedRelax", self.num_samples, 2, why)
         if not isinstance(self.surrogate, MLPSurrogate):
             raise ValueError(
                 "ModifiedRelax evaluates the surrogate's network for each pair of samples: pass an "

@@ -8,7 +8,6 @@ from jaxtyping import Array, Float
 
 from ..arrays import as_index
 from .base import Estimator
-from .checks import check_num_samples
 from .optimizers import slow_adam
 from .relaxations import at_relaxed_points, initial_log_temperature, relaxed_estimate
 
@@ -50,13 +49,9 @@ class Rebar(Estimator):
         scale: Float[Array, ""]
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
-    """The number of samples, K."""
     needs: ClassVar = "relaxable"
     needs_gradient: ClassVar = True
     relaxes: ClassVar = True
-
-    def __check_init__(self):
-        check_num_samples("Rebar", self.num_samples, 1, "the points at which f is evaluated")
 
     def num_evaluations(self, dist):
         return 3 * self.num_samples

@@ -9,7 +9,6 @@ from jaxtyping import Array, Float
 
 from ..arrays import as_index
 from .base import Estimator, mean_of_scores
-from .checks import check_num_samples
 
 DECAY = 0.99
 
@@ -40,7 +39,6 @@ class Reinforce(Estimator):
         baseline: Float[Array, ""]
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
-    """The number of samples, K."""
     baseline: int | float | Literal["moving_average", "learned"] | None = eqx.field(
         static=True, default=None
     )
@@ -48,7 +46,6 @@ class Reinforce(Estimator):
     minimise the variance."""
 
     def __check_init__(self):
-        check_num_samples("Reinforce", self.num_samples, 1, "the points at which f is evaluated")
         if isinstance(self.baseline, str) and self.baseline not in ("moving_average", "learned"):
             raise ValueError(
                 "Reinforce needs baseline=None, a number, 'moving_average' or 'learned', but was "

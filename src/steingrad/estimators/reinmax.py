@@ -8,7 +8,7 @@ import jax
 from ..arrays import as_index
 from ..fast import mean_of_samples
 from .base import Estimator
-from .checks import check_num_samples, check_temperature
+from .checks import check_temperature
 
 
 class ReinMax(Estimator):
@@ -33,7 +33,6 @@ class ReinMax(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
-    """The number of samples, K."""
     temperature: int | float = eqx.field(static=True, default=1.0)
     """The temperature τ of the softmax that is averaged with each sample."""
     biased: ClassVar[bool] = True
@@ -41,7 +40,6 @@ class ReinMax(Estimator):
     needs_gradient: ClassVar = True
 
     def __check_init__(self):
-        check_num_samples("ReinMax", self.num_samples, 1, "the points at which f is known")
         check_temperature("ReinMax", self.temperature)
 
     def gradient(self, cv, dist, at):

@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 
 from ..arrays import as_index, check_whole
 from .base import Estimator
-from .checks import check_num_samples
 from .optimizers import slow_adam
 from .relaxations import at_relaxed_points, initial_log_temperature, relaxed_estimate
 
@@ -44,7 +43,6 @@ class Relax(Estimator):
         network: dict[str, Float[Array, "..."]]
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
-    """The number of samples, K."""
     context_size: int = eqx.field(static=True, converter=as_index, default=0)
     """The length of the context's last axis (0: no context)."""
     hidden: int = eqx.field(static=True, converter=as_index, default=137)
@@ -54,7 +52,6 @@ class Relax(Estimator):
     relaxes: ClassVar = True
 
     def __check_init__(self):
-        check_num_samples("Relax", self.num_samples, 1, "the points at which f is evaluated")
         check_whole("Relax", "context_size", self.context_size, 0)
         check_whole("Relax", "number of hidden units", self.hidden, 1)
 

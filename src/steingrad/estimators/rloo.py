@@ -7,7 +7,6 @@ import equinox as eqx
 from ..arrays import as_index
 from ..fast import mean_of_others
 from .base import Estimator, mean_of_scores
-from .checks import check_num_samples
 
 
 class RLOO(Estimator):
@@ -25,13 +24,8 @@ class RLOO(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
-    """The number of samples, K."""
     cancels_constant: ClassVar = True
-
-    def __check_init__(self):
-        check_num_samples(
-            "RLOO", self.num_samples, 2, "because the other samples are each sample's baseline"
-        )
+    fewest: ClassVar = (2, "because the other samples are each sample's baseline")
 
     def gradient(self, cv, dist, at):
         return mean_of_scores(dist, at.fx - mean_of_others(at.fx), at.x)

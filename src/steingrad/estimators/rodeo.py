@@ -1,7 +1,7 @@
 """RODEO: REINFORCE leave-one-out with control variates from discrete Stein operators."""
 
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -13,7 +13,6 @@ from ..fast import mean_of_others, mean_of_squares
 from ..operators import Gibbs, Operator
 from ..surrogates import MLPSurrogate, Surrogate
 from .base import Estimator
-from .checks import check_num_samples
 from .least_squares import DECAY, Products, make_terms
 from .optimizers import average_or_adam
 from .stein import stein_terms
@@ -57,7 +56,6 @@ class Rodeo(Estimator):
         products: Products | None = None
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=2)
-    """The number of samples, K (paper: 2 and 3)."""
     operator: Operator = Gibbs()
     """The Stein operator (paper: Gibbs; ablation: Barker, MPF, Difference)."""
     surrogate: Surrogate = MLPSurrogate()
@@ -71,14 +69,9 @@ class Rodeo(Estimator):
     coefficients: Literal["learned", "least_squares"] = eqx.field(static=True, default="learned")
     """How α and β are found: learned by gradient descent (paper), or solved for by least
     squares."""
+    fewest: ClassVar = (2, "because its control variates are made of the other samples")
 
     def __check_init__(self):
-        check_num_samples(
-            "Rodeo",
-            self.num_samples,
-            2,
-            "because its control variates are made of the other samples",
-        )
         if self.coefficients not in ("learned", "least_squares"):
             raise ValueError(
                 "Rodeo needs coefficients='learned' or 'least_squares', but was given "

@@ -4,10 +4,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from ..arrays import take
 from ..distributions.base import Distribution
+from .couplings import antithetic_pairs
 
 
 class Sticks(NamedTuple):
@@ -46,6 +47,20 @@ def first_of(sticks: Sticks, bits: Bool[Array, "... n"]) -> Int[Array, "..."]:
     last = jnp.ones_like(bits[..., :1])
     first = jnp.argmax(jnp.concatenate([bits, last], axis=-1), axis=-1)
     return take(sticks.order, first[..., None])[..., 0]
+
+
+def antithetic_categories(
+    key: PRNGKeyArray, dist: Any, num_samples: int
+) -> Float[Array, "samples ..."]:
+    """Samples in antithetic pairs: bit by bit as `antithetic_pairs`."""
+
+    def one(part, key):
+        sticks = break_sticks(part)
+        return part.state(
+            first_of(sticks, antithetic_pairs(key, num_samples, sticks.phi[..., :-1]))
+        )
+
+    return dist.sample_by_part(one, key)
 
 
 def stick_of(dist: Distribution, sticks: Sticks, x: Float[Array, "..."]) -> Int[Array, "... d"]:

@@ -7,7 +7,6 @@ import equinox as eqx
 from ..arrays import as_index
 from ..fast import mean_of_samples
 from .base import Estimator
-from .checks import check_num_samples
 
 
 class StraightThrough(Estimator):
@@ -33,13 +32,9 @@ class StraightThrough(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
-    """The number of samples, K."""
     biased: ClassVar[bool] = True
     needs: ClassVar = "has_mean"
     needs_gradient: ClassVar = True
-
-    def __check_init__(self):
-        check_num_samples("StraightThrough", self.num_samples, 1, "the points at which f is known")
 
     def gradient(self, cv, dist, at):
         assert at.dfx is not None

@@ -11,7 +11,6 @@ from jaxtyping import Array, Float
 from ..arrays import as_index, compute_dtype
 from ..distributions.base import Distribution
 from .base import Estimator
-from .checks import check_num_samples
 
 MOST = 12  # samples, because the estimate sums over all their subsets
 
@@ -44,16 +43,10 @@ class UnorderedSet(Estimator):
     """
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=4)
-    """The number of samples, K."""
     weighs_samples: ClassVar = True
+    fewest: ClassVar = (2, "because the other samples are each sample's baseline")
 
     def __check_init__(self):
-        check_num_samples(
-            "UnorderedSet",
-            self.num_samples,
-            2,
-            "because the other samples are each sample's baseline",
-        )
         if self.num_samples > MOST:
             raise ValueError(
                 "UnorderedSet sums over all 2^K subsets of its samples, so it takes at most "

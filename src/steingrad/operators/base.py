@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from ..arrays import check_whole, expand
+from ..arrays import as_index, check_whole, expand
 from ..distributions import Distribution
 from ..distributions.neighbours import Neighbours
 from ..fast import sum_of_events
@@ -98,10 +98,17 @@ class CoordinateOperator(Operator):
     zero, the cost is lower, and a `key` is needed.
     """
 
-    num_coordinates: eqx.AbstractVar[int | None]
+    num_coordinates: int | None = eqx.field(
+        static=True, converter=as_index, default=None, kw_only=True
+    )
     """The number of coordinates to visit, drawn at random (default and paper: all)."""
     averages: ClassVar[bool] = False
     """Whether the operator is a mean over coordinates, with a factor 1/d, and not a sum."""
+
+    def __check_init__(self):
+        if self.num_coordinates is not None:
+            name = type(self).__name__
+            check_whole(name, "num_coordinates", self.num_coordinates, 1, " (or None: all)")
 
     @abc.abstractmethod
     def offsets(self, dist: Distribution) -> tuple[int, ...] | None:
@@ -169,11 +176,6 @@ def systematic_sample(start: Int[Array, "..."], m: int, d: int) -> Int[Array, ".
     whole, rest = np.divmod(d * np.arange(m, dtype=np.int64), m)
     whole, rest = (jnp.asarray(part, start.dtype) for part in (whole, rest))
     return whole + (start[..., None] + rest) // m
-
-
-def check_num_coordinates(name: str, num_coordinates: Any) -> None:
-    if num_coordinates is not None:
-        check_whole(name, "num_coordinates", num_coordinates, 1, " (or None: all)")
 
 
 def check_damping(name: str, damping: float) -> None:

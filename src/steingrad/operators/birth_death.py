@@ -5,13 +5,32 @@ from typing import ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from ..arrays import as_index
 from ..distributions.base import Distribution
 from ..fast import sum_of_events
-from .base import CoordinateOperator, check_damping, check_num_coordinates, damped_log_ratio
+from .base import CoordinateOperator, check_damping, damped_log_ratio
 
 
-class BirthDeath(CoordinateOperator):
+class OneStep(CoordinateOperator):
+    """The base class of operators that move a coordinate to its next or previous value."""
+
+    damping: float = eqx.field(static=True, default=0.0)
+    """A constant added to the denominator of probability ratios (paper: 1e-3 for MPF and
+    Difference, which makes them biased)."""
+    averages: ClassVar = True
+
+    def __check_init__(self):
+        check_damping(type(self).__name__, self.damping)
+
+    def check_full_support(self, dist: Distribution) -> None:
+        if not dist.full_support:
+            raise ValueError(
+                f"{type(self).__name__} moves to the next value of a coordinate whatever its "
+                f"probability, but this {type(dist).__name__} has neighbours of probability 0. Use "
+                "Gibbs, MPF, Barker or Zanella, which never move to them."
+            )
+
+
+class BirthDeath(OneStep):
     r"""Birth and death: $(A h)(x) = \frac1d \sum_i b_i(x) \, (h(\mathrm{inc}_i x) - h(x)) +
     (h(\mathrm{dec}_i x) - h(x))$ with $b_i(x) = q(\mathrm{inc}_i x) / q(x)$.
 
@@ -30,19 +49,8 @@ class BirthDeath(CoordinateOperator):
     (Array([[1, 2]], dtype=int32), Array([[2., 1.]], dtype=float32))
     """
 
-    damping: float = eqx.field(static=True, default=0.0)
-    """A constant added to the denominator of probability ratios (paper: 1e-3 for MPF and
-    Difference, which makes them biased)."""
-    num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
-    """The number of coordinates to visit, drawn at random (default and paper: all)."""
-    averages: ClassVar = True
-
-    def __check_init__(self):
-        check_num_coordinates("BirthDeath", self.num_coordinates)
-        check_damping("BirthDeath", self.damping)
-
     def offsets(self, dist: Distribution):
-        check_full_support("BirthDeath", dist)
+        self.check_full_support(dist)
         return (1, dist.num_values - 1)
 
     def weights(self, dist, x, values, coordinates):
@@ -52,7 +60,7 @@ class BirthDeath(CoordinateOperator):
         return weights, -sum_of_events(weights, axes=2)
 
 
-class Difference(CoordinateOperator):
+class Difference(OneStep):
     r"""The difference operator: $(A h)(x) = \frac1d \sum_i h(\mathrm{dec}_i x) - b_i(x) \, h(x)$
     with $b_i(x) = q(\mathrm{inc}_i x) / q(x)$.
 
@@ -70,19 +78,8 @@ class Difference(CoordinateOperator):
     (Array([[1.]], dtype=float32), Array(-4., dtype=float32))
     """
 
-    damping: float = eqx.field(static=True, default=0.0)
-    """A constant added to the denominator of probability ratios (paper: 1e-3 for MPF and
-    Difference, which makes them biased)."""
-    num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
-    """The number of coordinates to visit, drawn at random (default and paper: all)."""
-    averages: ClassVar = True
-
-    def __check_init__(self):
-        check_num_coordinates("Difference", self.num_coordinates)
-        check_damping("Difference", self.damping)
-
     def offsets(self, dist: Distribution):
-        check_full_support("Difference", dist)
+        self.check_full_support(dist)
         return (dist.num_values - 1,)
 
     def weights(self, dist, x, values, coordinates):
@@ -91,15 +88,6 @@ class Difference(CoordinateOperator):
         birth = nan_if_impossible(birth, dist, x, values, coordinates)
         birth = birth / dist.num_coordinates
         return jnp.full_like(birth, 1 / dist.num_coordinates), -sum_of_events(birth, axes=2)
-
-
-def check_full_support(name: str, dist: Distribution) -> None:
-    if not dist.full_support:
-        raise ValueError(
-            f"{name} moves to the next value of a coordinate whatever its probability, but this "
-            f"{type(dist).__name__} has neighbours of probability 0. Use Gibbs, MPF, Barker or "
-            "Zanella, which never move to them."
-        )
 
 
 def nan_if_impossible(birth, dist, x, down, coordinates):

@@ -4,11 +4,10 @@ from typing import ClassVar, Literal
 
 import equinox as eqx
 
-from ..arrays import as_index
 from ..distributions.base import Distribution
 from ..distributions.neighbours import Neighbours
 from ..fast import sum_of_events
-from .base import CoordinateOperator, check_num_coordinates
+from .base import CoordinateOperator
 
 
 class Gibbs(CoordinateOperator):
@@ -36,12 +35,9 @@ class Gibbs(CoordinateOperator):
     scan: Literal["random", "own"] = eqx.field(static=True, default="random")
     """The update that a component of the global control variate uses: that of a random coordinate
     (paper), or that of its own coordinate."""
-    num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
-    """The number of coordinates to visit, drawn at random (default and paper: all)."""
     averages: ClassVar = True
 
     def __check_init__(self):
-        check_num_coordinates("Gibbs", self.num_coordinates)
         if self.scan not in ("random", "own"):
             raise ValueError(f"Gibbs needs scan='random' or scan='own', not {self.scan!r}.")
 

@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,7 +13,7 @@ from jaxtyping import Array, Float
 from ..arrays import as_index
 from ..distributions.base import Distribution
 from ..fast import sum_of_events
-from .base import CoordinateOperator, check_damping, check_num_coordinates, damped_log_ratio
+from .base import CoordinateOperator, check_damping, damped_log_ratio
 
 
 def as_neighbourhood(given: str | Sequence[int]) -> str | tuple[int, ...]:
@@ -22,16 +23,17 @@ def as_neighbourhood(given: str | Sequence[int]) -> str | tuple[int, ...]:
 class LocallyBalanced(CoordinateOperator):
     """The base class of Zanella's operators, without the balancing function."""
 
-    neighbourhood: eqx.AbstractVar[str | tuple[int, ...]]
+    neighbourhood: str | tuple[int, ...] = eqx.field(
+        static=True, converter=as_neighbourhood, default="full"
+    )
     """The values of a coordinate that are neighbours: "full" (any other value), "sparse" (one step
     up or down), or a list of steps such as (-1, 1)."""
-    damping: eqx.AbstractVar[float]
+    damping: float = eqx.field(static=True, default=0.0)
     """A constant added to the denominator of probability ratios (paper: 1e-3 for MPF and
     Difference, which makes them biased)."""
 
     def __check_init__(self):
         name = type(self).__name__
-        check_num_coordinates(name, self.num_coordinates)
         check_damping(name, self.damping)
         if isinstance(self.neighbourhood, str) and self.neighbourhood not in ("full", "sparse"):
             raise ValueError(
@@ -75,18 +77,18 @@ class Zanella(LocallyBalanced):
     Array([1.   , 0.368], dtype=float32)
     """
 
-    kappa: Callable[[Float[Array, "..."]], Float[Array, "..."]] = eqx.field(static=True)
+    kappa: Any = eqx.field(static=True, default=None)
     """The balancing function κ, which has κ(t) = t κ(1/t)."""
-    neighbourhood: str | tuple[int, ...] = eqx.field(
-        static=True, converter=as_neighbourhood, default="full"
-    )
-    """The values of a coordinate that are neighbours: "full" (any other value), "sparse" (one step
-    up or down), or a list of steps such as (-1, 1)."""
-    damping: float = eqx.field(static=True, default=0.0)
-    """A constant added to the denominator of probability ratios (paper: 1e-3 for MPF and
-    Difference, which makes them biased)."""
-    num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
-    """The number of coordinates to visit, drawn at random (default and paper: all)."""
+
+    def __init__(
+        self,
+        kappa: Callable[[Float[Array, "..."]], Float[Array, "..."]],
+        neighbourhood: str | Sequence[int] = "full",
+        damping: float = 0.0,
+        num_coordinates: int | None = None,
+    ):
+        self.kappa, self.neighbourhood = kappa, as_neighbourhood(neighbourhood)
+        self.damping, self.num_coordinates = damping, as_index(num_coordinates)
 
     def __check_init__(self):
         check_balancing(self.kappa)
@@ -107,17 +109,6 @@ class MPF(LocallyBalanced):
     Array([[2.]], dtype=float32)
     """
 
-    neighbourhood: str | tuple[int, ...] = eqx.field(
-        static=True, converter=as_neighbourhood, default="full"
-    )
-    """The values of a coordinate that are neighbours: "full" (any other value), "sparse" (one step
-    up or down), or a list of steps such as (-1, 1)."""
-    damping: float = eqx.field(static=True, default=0.0)
-    """A constant added to the denominator of probability ratios (paper: 1e-3 for MPF and
-    Difference, which makes them biased)."""
-    num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
-    """The number of coordinates to visit, drawn at random (default and paper: all)."""
-
     def rate(self, log_ratio):
         return jnp.exp(0.5 * log_ratio)
 
@@ -134,17 +125,6 @@ class Barker(LocallyBalanced):
     >>> Barker().neighbours(sg.Bernoulli(jnp.log(jnp.array([4.0]))), jnp.zeros(1)).weights
     Array([[0.8]], dtype=float32)
     """
-
-    neighbourhood: str | tuple[int, ...] = eqx.field(
-        static=True, converter=as_neighbourhood, default="full"
-    )
-    """The values of a coordinate that are neighbours: "full" (any other value), "sparse" (one step
-    up or down), or a list of steps such as (-1, 1)."""
-    damping: float = eqx.field(static=True, default=0.0)
-    """A constant added to the denominator of probability ratios (paper: 1e-3 for MPF and
-    Difference, which makes them biased)."""
-    num_coordinates: int | None = eqx.field(static=True, converter=as_index, default=None)
-    """The number of coordinates to visit, drawn at random (default and paper: all)."""
 
     def rate(self, log_ratio):
         return jax.nn.sigmoid(log_ratio)
