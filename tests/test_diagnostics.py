@@ -246,8 +246,7 @@ def test_error_of_the_squared_bias():
             np.testing.assert_allclose(np.mean(found), 3 * bias**2, atol=4 * said / 40**0.5)
             np.testing.assert_allclose(np.std(found), said, rtol=0.4)
         else:
-            # The variance is 2 tr C², with C = 1/200 for each of three; negative values are cut to
-            # 0.
+            # The variance is 2 tr C², with C = 1/200 for each of three; negative values become 0.
             np.testing.assert_allclose(said, (2 * 3) ** 0.5 / 200, rtol=0.3)
             assert np.mean(found == 0) > 0.2
 
@@ -336,9 +335,8 @@ def test_bits_that_hardly_ever_flip_are_not_called_biased():
     assert result.reference == "the exact gradient"
     for row in result.rows:
         error = np.sqrt(row.variances / result.draws)
-        assert np.any(
-            np.abs(row.mean - result.gradient) > 10 * error
-        )  # what a plain z-test would find
+        # A plain z-test would call this a bias.
+        assert np.any(np.abs(row.mean - result.gradient) > 10 * error)
         assert not row.biased
 
 

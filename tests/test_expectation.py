@@ -109,7 +109,7 @@ def test_exact_gradient_with_a_direct_dependence(name):
 
 
 def test_one_backward_pass():
-    """f and its derivative are evaluated once: each cosine appears once."""
+    """f is traced once, and its tanh is evaluated once for value and gradient."""
     w, logits, cv = jnp.ones(5), jnp.zeros(5), RODEO.init(jax.random.key(0))
     calls = []
 
