@@ -5,20 +5,21 @@ import pytest
 
 @pytest.fixture
 def x64():
-    """Double precision, for proofs."""
+    """Double precision, for exact proofs."""
     with jax.enable_x64(True):
         yield
 
 
 @pytest.fixture
 def unchecked_types(monkeypatch):
-    """Annotations are not checked, as for users: what they see is the library's own sentence."""
+    """Turn off the checks of annotations, so that the library's own errors are raised, as for
+    users."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """A small run from beginning to end: to be looked at, or copied."""
+    """A small finished run, to be read or copied."""
     from small_runs import SCHEDULE, SMALL
     from steingrad_lab.training import train
 
@@ -30,6 +31,6 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def standard_promotion():
-    """optax mixes integers and floats, which the strict rules of the other tests forbid."""
+    """Standard promotion, because optax mixes integers and floats."""
     with jax.numpy_dtype_promotion("standard"):
         yield

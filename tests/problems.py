@@ -1,4 +1,4 @@
-"""Small problems on which everything can be summed, shared by the proofs."""
+"""Small problems with few states, for the exact proofs."""
 
 import itertools
 
@@ -19,21 +19,21 @@ def ising_energy(parameters, x):
 
 
 def ising_log_prob(parameters, x):
-    """The normalised version, by summing over the states {-1, 1}^d."""
+    """The normalised log-probability, by summing over the states {-1, 1}^d."""
     states = jnp.asarray(list(itertools.product([-1.0, 1.0], repeat=x.shape[-1])), x.dtype)
     energies = jax.vmap(lambda y: ising_energy(parameters, y))(states)
     return ising_energy(parameters, x) - jax.nn.logsumexp(energies)
 
 
 def autoregressive_log_prob(parameters, x):
-    """p(x) = Π σ(...) of the bits before."""
+    """p(x) = Π σ(...), where each factor depends on the bits before it."""
     bias, weights = parameters
     logits = bias + jnp.tril(weights, -1) @ x
     return jnp.sum(x * logits - jax.nn.softplus(logits))
 
 
 def potts_energy(parameters, x):
-    """Coordinates with values 0, 1, 2, ... that like to be near their neighbours."""
+    """The energy of coordinates with values 0, 1, 2, ..., lower if neighbours are close."""
     return jnp.sum(parameters * jnp.sin(x)) - 0.4 * jnp.sum((x[1:] - x[:-1]) ** 2)
 
 
@@ -54,7 +54,7 @@ def distributions():
 
 
 def normalised_distributions():
-    """Those that an estimator can differentiate, small enough for tuples of three samples."""
+    """The normalised ones, small enough for tuples of three samples."""
     parameters = (normal(30, 2), 0.7 * normal(31, (2, 2)))
     everything = distributions()
     return {
@@ -144,7 +144,7 @@ def largest_difference(a, b):
 
 
 def random_cv(estimator, seed=0):
-    """Parameters far from where they start, α and β included."""
+    """Parameters far from their initial values, α and β included."""
     cv = estimator.init(jax.random.key(seed))
     leaves, structure = jax.tree.flatten(cv)
     leaves = [0.7 * normal(seed + 50 + i, leaf.shape) + 0.1 for i, leaf in enumerate(leaves)]

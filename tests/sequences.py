@@ -1,4 +1,4 @@
-"""A small recurrent policy on which everything can be summed, shared by the proofs."""
+"""A small recurrent policy with few sequences, for the exact proofs."""
 
 import itertools
 
@@ -29,7 +29,7 @@ def step(weights, carry, token):
 
 
 def without_repeats(weights, carry, token):
-    """The same, but a token never follows itself."""
+    """The same step, but a token never follows itself."""
     carry, logits = step(weights, carry, token)
     return carry, jnp.where(token > 0.5, -jnp.inf, logits)
 
@@ -44,14 +44,14 @@ def policy(end=None, step=step):
 
 
 def tokens_by_hand(end=None):
-    """All sequences of tokens, those that go on after the end left out, in order."""
+    """All sequences of tokens in order, without those that continue after the end."""
     every = itertools.product(range(VOCABULARY), repeat=LENGTH)
     ends = lambda s: end not in s or set(s[s.index(end) :]) == {end}
     return [s for s in every if ends(s)]
 
 
 def log_probs_by_hand(weights, tokens, step=step, end=None):
-    """Of each token, without a scan."""
+    """The log-probability of each token, without a scan."""
 
     def one(tokens):
         carry, token, out = first(weights), jnp.zeros(VOCABULARY), []

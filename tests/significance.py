@@ -37,7 +37,7 @@ def gradient_z_scores(estimator, cv, dist, f, context=None, seed=0):
 
 
 def bound(scores, level=1e-3):
-    """What the largest |z| of that many exceeds with probability `level` (Šidák)."""
+    """The bound that the largest of as many |z| exceeds with probability `level` (Šidák)."""
     return NormalDist().inv_cdf((1 + (1 - level) ** (1 / scores.size)) / 2)
 
 

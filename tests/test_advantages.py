@@ -1,4 +1,4 @@
-"""Advantages: by hand, and unbiased by the sum over all tuples of a small policy's samples."""
+"""Advantages: values by hand, and unbiasedness by the sum over all tuples of samples."""
 
 import itertools
 
@@ -10,11 +10,11 @@ import pytest
 import steingrad as sg
 from problems import normal
 
-STEPS, END = 3, 2  # two tokens and the end, after at most three
+STEPS, END = 3, 2  # two tokens and the end token; at most three tokens
 
 
 def sequences():
-    """Everything that the policy can say: it stops at the end token, or after three."""
+    """All sequences of the policy, which stops at the end token or after three tokens."""
     tokens = range(END + 1)
     out = {
         tuple(s[: s.index(END) + 1]) if END in s else s
@@ -24,7 +24,7 @@ def sequences():
 
 
 def log_prob(parameters, sequence):
-    """Each token given the one before it and its place."""
+    """The log-probability, where each token depends on the token before it and on its position."""
     total, before = 0.0, END
     for step, token in enumerate(sequence):
         total += jax.nn.log_softmax(parameters[step, before])[token]
@@ -51,7 +51,7 @@ def test_unbiased(kind, num_samples):
     exact = jnp.einsum("s,s,s...->...", probs, rewards, scores)
 
     def mean(advantage):
-        """Over all tuples of samples."""
+        """The exact mean over all tuples of samples."""
         tuples = jnp.asarray(list(itertools.product(range(len(every)), repeat=num_samples)))
         weighted = [lengths[tuples]] if kind == "length_weighted" else []
         a = jax.vmap(advantage)(rewards[tuples], *weighted)
@@ -66,7 +66,7 @@ def test_unbiased(kind, num_samples):
 
 
 def test_groups():
-    """In any order, under jit, each as if it were alone."""
+    """Groups may be in any order, and under jit. Each gives the same result as on its own."""
     rewards = np.random.default_rng(0).normal(size=12).astype(np.float32)
     groups = np.random.default_rng(1).permutation(np.repeat([5, -3, 10**6], 4))
     lengths = np.arange(1, 13)

@@ -1,4 +1,4 @@
-"""The benchmarks' contestants can still be built and run; what they take is not judged here."""
+"""The estimators of the benchmarks can be built and run. Their times are not tested here."""
 
 import importlib
 from pathlib import Path

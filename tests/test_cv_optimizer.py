@@ -1,4 +1,4 @@
-"""One optimiser for whatever an estimator learns."""
+"""One optimiser for the control variates of any estimator."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def f(x):
 
 
 def steps(estimator, optimizer, count=5):
-    """The control variates after some steps, with their gradients on the way."""
+    """The control variates after some steps, and the gradients of these steps."""
     cv = estimator.init(KEY, DIST)
     state, gradients = optimizer.init(cv), []
     for i in range(count):
@@ -49,7 +49,8 @@ def test_adam(estimator, b1):
 
 @pytest.mark.parametrize("estimator", [sg.DoubleCV(2), sg.Rebar(2)], ids=["DoubleCV", "Rebar"])
 def test_adam_takes_its_step_however_small_f_is(estimator):
-    """The gradient for control variates goes with f², and with the batch's size to the −2."""
+    """The gradient for control variates is proportional to f² and to the batch size to the power
+    −2."""
     q = sg.Bernoulli(jnp.zeros((1000, 4)))
     cv = estimator.init(KEY, q)
     optimizer = sg.cv_optimizer(estimator, 1e-3)
@@ -63,7 +64,7 @@ def test_adam_takes_its_step_however_small_f_is(estimator):
 
 
 def test_rounding_errors_are_no_gradient():
-    """Where the gradient is 0 but for rounding, beside others that are not, nothing moves."""
+    """A parameter whose gradient is 0 up to rounding does not move, while others do."""
     optimizer = adam(1e-3)
     gradient = {"large": jnp.array(1e-6), "rounding": jnp.array(1e-18)}
     with jax.numpy_dtype_promotion("standard"):
@@ -89,7 +90,7 @@ def test_nothing_learned():
 
 
 def test_a_schedule():
-    """The learning rate may change with the steps."""
+    """The learning rate may be a schedule."""
     estimator = sg.DoubleCV(2)
     still = sg.cv_optimizer(estimator, optax.piecewise_constant_schedule(0.1, {2: 0.0}))
     two, _ = steps(estimator, still, count=2)
@@ -99,7 +100,7 @@ def test_a_schedule():
 
 
 def test_several_layers():
-    """Each with the optimiser that suits it."""
+    """Each layer gets the optimiser of its own estimator."""
     layers = (sg.Reinforce(2, "moving_average"), sg.RLOO(2), sg.DoubleCV(2))
     optimizer = sg.cv_optimizer(layers, learning_rate=0.01)
     cv = tuple(estimator.init(KEY, DIST) for estimator in layers)

@@ -1,4 +1,4 @@
-"""Derivatives of estimates: right, or refused with the way out."""
+"""Derivatives of estimates are right, or raise an error that names an alternative."""
 
 import os
 import subprocess
@@ -52,7 +52,7 @@ def test_second_derivatives_are_refused_whatever_the_estimator(estimator):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("estimator", [sg.RLOO(2), sg.DoubleCV(2)], ids=["rloo", "double_cv"])
 def test_second_derivatives_by_the_arguments_are_right(estimator):
-    """By finite differences of the first, which have the same samples."""
+    """Checked by finite differences of first derivatives with the same samples."""
     logits, w, step = jnp.array([0.3, -0.5]), jnp.array([1.0, 2.0]), 1e-6
     grad = jax.jit(jax.grad(lambda l, w: value(l, w, estimator), (0, 1)))
     by_w = jax.jit(jax.jacrev(lambda w: grad(logits, w)))(w)
@@ -66,8 +66,8 @@ def test_second_derivatives_by_the_arguments_are_right(estimator):
 
 @pytest.mark.usefixtures("x64")
 def test_the_way_out_is_unbiased():
-    """The gradient along v as an expectation, summed over all pairs of samples through RLOO: its
-    gradient is the Hessian times v."""
+    """The gradient along v is an expectation. The mean of its RLOO gradient, over all pairs of
+    samples, is the Hessian times v."""
     logits, v = jnp.array([0.3, -0.5]), jnp.array([1.0, -2.0])
     g = lambda x: f(x, jnp.array([1.0, 2.0])) + x[..., 0] * x[..., 1]
 
@@ -105,7 +105,7 @@ def test_what_value_and_grad_returns_is_no_function_of_the_distribution():
     run = lambda l: sg.value_and_grad(f, sg.Bernoulli(l), sg.RLOO(2), key=KEY, args=(W,))
     with pytest.raises(TypeError, match=r"For first derivatives use jax.grad of `expectation`"):
         jax.grad(lambda l: run(l)[0])(LOGITS)
-    # A surrogate loss whose gradient is the estimate: nothing wrong is used.
+    # A surrogate loss whose gradient is the estimate uses no wrong derivative.
     loss = lambda l: jnp.sum(l * jax.lax.stop_gradient(run(l)[1].parameters))
     np.testing.assert_allclose(
         jax.jit(jax.grad(loss))(LOGITS), run(LOGITS)[1].parameters, atol=1e-6
@@ -170,7 +170,7 @@ print("done")
 
 @pytest.mark.slow
 def test_devices_that_share_control_variates():
-    """Two devices, each with half of the batch, give what one gives that has both halves."""
+    """Two devices, each with half of the batch, give the same result as one device with both."""
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     environment["PYTHONPATH"] = str(Path(sg.__file__).parent.parent)
     run = subprocess.run(

@@ -1,4 +1,4 @@
-"""What `compare` reports, against exact moments; what it must and must not call biased."""
+"""The results of `compare` agree with exact moments, and its verdicts on bias are right."""
 
 import csv
 import io
@@ -24,7 +24,7 @@ KEY = jax.random.key(0)
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick():
-    """Hardly any timing, and less time in the compiler, which is where these tests spend it."""
+    """Less timing and less compiler optimisation, which take most of the time of these tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "TIMED_CALLS", 2)
         patch.setattr(measure, "TIMED_SECONDS", 0.0)
@@ -38,7 +38,7 @@ def flat(tree):
 
 
 def sampled(dist):
-    """A FromLogProb that also knows how to sample, by enumeration."""
+    """A FromLogProb with a sampler, by enumeration."""
     states, log_probs = dist.enumerate(), jnp.log(dist.probabilities())
     return sg.FromLogProb(
         dist.log_prob_fn,
@@ -51,7 +51,7 @@ def sampled(dist):
 
 
 class Known(Estimator):
-    """Not an estimator of anything: the given mean, and normal noise."""
+    """An estimator that returns a given mean plus normal noise."""
 
     mean: jax.Array
     noise: float = eqx.field(static=True, default=0.0)
@@ -66,7 +66,7 @@ class Known(Estimator):
 
 
 class Biased(sg.RLOO):
-    """RLOO that forgets to leave one out."""
+    """RLOO with a baseline that includes the sample itself."""
 
     def gradient(self, cv, dist, at):
         grad = super().gradient(cv, dist, at)
@@ -74,7 +74,7 @@ class Biased(sg.RLOO):
 
 
 class Trained(sg.Rodeo):
-    """RODEO with control variates far from where they start."""
+    """RODEO with control variates far from their initial values."""
 
     def init(self, key, dist=None):
         return random_cv(sg.Rodeo(self.num_samples, self.operator, self.surrogate))
@@ -104,7 +104,7 @@ def test_mean_and_variance_are_the_exact_ones(name, estimator):
     np.testing.assert_allclose(result.gradient, mean, atol=1e-5)
     row = result.rows[0]
     assert row.mean.shape == row.z.shape == mean.shape
-    # Variances of variances are those of fourth powers: large where a value is rare.
+    # The variance of a variance involves fourth powers, which are large if a value is rare.
     np.testing.assert_allclose(row.variances, variance, rtol=0.1, atol=1e-3 * variance.max())
     np.testing.assert_allclose(row.variance, variance.sum(), rtol=0.05)
     tested = row.z != 0
@@ -124,12 +124,12 @@ def test_adaptation():
     result = compare(f, dist, estimators, key=KEY, draws=2000, learning_rate=0.01)
     assert not any(row.biased for row in result.rows)
     variance = lambda estimator: flat(moments(estimator, None, dist, f)[1]).sum()
-    assert result["rodeo"].variance < 0.5 * variance(sg.RLOO(2))  # where it starts
+    assert result["rodeo"].variance < 0.5 * variance(sg.RLOO(2))  # the initial value
     mean = float(sg.exact_expectation(f, dist))
     np.testing.assert_allclose(
         result["moving_average"].variance, variance(sg.Reinforce(1, mean)), rtol=0.15
     )
-    # Adam, slower than an average, has come most of the way from zero by then.
+    # Adam is slower than an average, but has come most of the way from zero by then.
     assert result["learned"].variance < 0.1 * variance(sg.Reinforce(1))
 
 
@@ -192,7 +192,7 @@ def test_what_is_biased_by_design_is_labelled():
     f = lambda x: 5 * jnp.sum((x - 0.3) ** 2, axis=-1)
     estimators = {"reinmax": sg.ReinMax(), "straight": sg.StraightThrough(), "rloo": sg.RLOO(2)}
     result = compare(f, dist, estimators, key=KEY, draws=4000)
-    # ReinMax is exact for a quadratic, but makes no promise of it.
+    # ReinMax is exact for a quadratic f, but still declares itself biased.
     assert [row.verdict for row in result.rows] == ["biased (declared)"] * 2 + [""]
     assert [row.biased for row in result.rows] == [False, True, False]
     assert [row.declared for row in result.rows] == [True, True, False]
@@ -208,7 +208,7 @@ def test_what_is_biased_by_design_is_labelled():
 
 @pytest.mark.parametrize("random", [False, True])
 def test_mean_squared_error(random):
-    """Bias² and its error against summation; the error covers what chance does to it."""
+    """Bias² agrees with exact summation within its standard error."""
     dist = sg.Bernoulli(normal(6, 3))
     exact = objective(dist)
     noisy = lambda x, key: exact(x) + 0 * jax.random.normal(key, x.shape[:-1])
@@ -228,7 +228,7 @@ def test_mean_squared_error(random):
 
 @pytest.mark.slow
 def test_error_of_the_squared_bias():
-    """The spread of many estimates of it is what each says of itself, with and without bias."""
+    """The standard deviation of many estimates of bias² equals their reported error."""
     dist = sg.Bernoulli(jnp.zeros(3))
     f = lambda x: x[..., 0]
     gradient = sg.exact_gradient(f, dist)
@@ -246,7 +246,7 @@ def test_error_of_the_squared_bias():
             np.testing.assert_allclose(np.mean(found), 3 * bias**2, atol=4 * said / 40**0.5)
             np.testing.assert_allclose(np.std(found), said, rtol=0.4)
         else:
-            # Of the variance 2 tr C², with C = 1/200 for each of three; half of it is cut at 0.
+            # The variance is 2 tr C², with C = 1/200 for each of three; negative values become 0.
             np.testing.assert_allclose(said, (2 * 3) ** 0.5 / 200, rtol=0.3)
             assert np.mean(found == 0) > 0.2
 
@@ -262,7 +262,7 @@ def test_cosine_of_one_estimate():
 
 @pytest.mark.parametrize(("logit", "draws"), [(9.0, 500), (7.0, 500), (0.0, 8)])
 def test_more_draws(logit, draws):
-    """Nothing seen, hardly anything seen, and too few draws: no verdict, and no z of 0."""
+    """No event seen, few events seen, or too few draws: there is no verdict, and no z of 0."""
     dist = sg.Bernoulli(jnp.full(3, logit))
     f = lambda x: jnp.sum(x, axis=-1) ** 2
     result = compare(f, dist, [sg.RLOO(2)], key=KEY, draws=draws)
@@ -296,7 +296,7 @@ def test_what_does_not_fit_is_left_out():
 
 
 def test_mistakes_are_no_refusals():
-    """What nobody said on purpose is shown as the error it is."""
+    """Errors that were not raised on purpose are shown with their type and place."""
 
     class Mistaken(sg.Estimator):
         num_samples: int = 2
@@ -335,7 +335,8 @@ def test_bits_that_hardly_ever_flip_are_not_called_biased():
     assert result.reference == "the exact gradient"
     for row in result.rows:
         error = np.sqrt(row.variances / result.draws)
-        assert np.any(np.abs(row.mean - result.gradient) > 10 * error)  # what a plain z-test sees
+        # A plain z-test would call this a bias.
+        assert np.any(np.abs(row.mean - result.gradient) > 10 * error)
         assert not row.biased
 
 
@@ -435,7 +436,7 @@ def test_printing(small):
     assert [line.split()[0] for line in lines[2:5]] == ["<a>,", "biased", "exact"]
     assert lines[3].endswith("BIASED")
     assert lines[4].endswith("best, least error")
-    # Every column ends where its heading does.
+    # Every column ends at the same position as its heading.
     ends = [i for i in range(len(lines[0])) if lines[0][i : i + 2] in ("s ", "e ", "² ")]
     assert all(line[end + 1] == " " for line in lines[2:5] for end in ends)
     assert max(map(len, lines)) <= 130
@@ -519,7 +520,7 @@ def test_empty_batches_are_refused():
 @pytest.mark.parametrize("one", [False, True])
 @pytest.mark.slow
 def test_keys_of_the_old_kind(one):
-    """The same numbers as those of the new kind; a random f, of one state too."""
+    """Raw uint32 keys give the same numbers as new-style keys, also for a random f of one state."""
     dist, old = sg.Bernoulli(normal(14, 2)), jax.random.PRNGKey(7)
     f = lambda x, key: jnp.sum(x, axis=-1) + jax.random.normal(key, x.shape[:-1])
     f = sg.per_example(f) if one else f

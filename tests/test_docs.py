@@ -104,7 +104,7 @@ print("done")
 
 @pytest.mark.slow
 def test_devices():
-    """The page's code on two devices; the first half gives what one device gives."""
+    """The code of the page runs on two devices, and its first half gives the same as on one."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
     code = DEVICES.format(blocks=python_blocks("docs/devices.md"))
     run = subprocess.run(

@@ -1,4 +1,4 @@
-"""The front door: derivatives, conventions, transformations, types, errors."""
+"""`expectation`: derivatives, conventions, transformations, dtypes, errors."""
 
 import functools
 
@@ -23,7 +23,7 @@ def f(x, w):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(("factor", "batch"), [(-1.0, ()), (-2.0, (4,))])
 def test_cv_gradient_is_that_of_the_mean_square(factor, batch):
-    """By finite differences of mean(g²), g being the gradient that reaches the logits."""
+    """Checked by finite differences of mean(g²), where g is the gradient of the logits."""
     logits, w, key = normal(0, (*batch, 5)), normal(1, 5), jax.random.key(3)
     cv = random_cv(RODEO)
 
@@ -60,13 +60,13 @@ def test_expectation_agrees_with_value_and_grad():
 
     value2, (g, cv_grad, w_grad) = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(logits, cv, w)
     np.testing.assert_allclose(value, value2)
-    np.testing.assert_allclose(loss(logits, cv, w), value)  # undifferentiated: the same samples
+    np.testing.assert_allclose(loss(logits, cv, w), value)  # not differentiated: the same samples
     assert largest_difference((g, cv_grad, w_grad), (grads[0], grads[1], grads[2][0])) < 1e-12
 
 
 @pytest.mark.usefixtures("x64")
 def test_closed_over_arrays_are_differentiated():
-    """Written with a closure or with `args`: the same gradient, logits inside f included."""
+    """A closure and `args` give the same gradient, even if f depends on the logits."""
     logits, w, key = normal(0, 5), normal(1, 5), jax.random.key(3)
 
     def closed(logits, w):
@@ -109,7 +109,7 @@ def test_exact_gradient_with_a_direct_dependence(name):
 
 
 def test_one_backward_pass():
-    """f is traced once and evaluated once: its cosine appears once, its sine's derivative once."""
+    """f is traced once, and its tanh is evaluated once for value and gradient."""
     w, logits, cv = jnp.ones(5), jnp.zeros(5), RODEO.init(jax.random.key(0))
     calls = []
 
@@ -127,7 +127,7 @@ def test_one_backward_pass():
 
 
 def test_gradient_of_f_is_not_computed_where_it_is_not_needed():
-    """The compiled RLOO step has f's sine but not the cosine of its derivative; RODEO has both."""
+    """The compiled RLOO step contains the sine of f but not its derivative; RODEO contains both."""
 
     def compiled(estimator):
         cv = estimator.init(jax.random.key(0))
@@ -162,7 +162,7 @@ def test_batch_shapes(batch):
 
 @pytest.mark.usefixtures("x64")
 def test_a_batch_is_many_problems():
-    """Each element's estimate is what it would be alone."""
+    """The estimate of each element is the same as for this element alone."""
     logits, w = normal(0, (2, 3, 5)), normal(1, 5)
     cv, dist = random_cv(RODEO), sg.Bernoulli(logits)
     x = RODEO.sample(jax.random.key(0), dist)
@@ -176,7 +176,7 @@ def test_a_batch_is_many_problems():
 
 
 def test_outside_jax():
-    """sample + estimate, with values and gradients computed elsewhere."""
+    """`sample` and `estimate` work with values and gradients computed outside JAX."""
     dist, cv = sg.Bernoulli(jnp.linspace(-1, 1, 4)), random_cv(RODEO)
     x = RODEO.sample(jax.random.key(0), dist)
     outside = np.asarray(x, np.float64)
@@ -213,7 +213,7 @@ def test_vmap_jit_scan():
 
 
 def test_gradient_of_a_larger_loss():
-    """The expectation as one term, its parameters the output of something else."""
+    """The expectation is one term of a loss, and its parameters are outputs of a function."""
     cv = RODEO.init(jax.random.key(0))
 
     def loss(weights):
@@ -263,7 +263,7 @@ def test_types(dtype, estimator):
 @pytest.mark.parametrize(("of_f", "of_logits"), [("bfloat16", "float32"), ("float32", "float64")])
 @pytest.mark.parametrize("estimator", [sg.RLOO(2), sg.DoubleCV(2)], ids=["RLOO", "DoubleCV"])
 def test_an_objective_of_another_type(estimator, of_f, of_logits, transform):
-    """The value has one type, with and without a derivative, inside and outside `jit`."""
+    """The value has the same dtype with and without a derivative, inside and outside `jit`."""
     with jax.enable_x64(of_logits == "float64"):
         cv = estimator.init(jax.random.key(0))
         f = lambda x: jnp.sum(x**2, axis=-1).astype(of_f)
@@ -327,7 +327,7 @@ CALL = {"key": jax.random.key(0)}
     ],
 )
 def test_arguments_in_the_wrong_place(call, arguments, settings, sentence, monkeypatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as with users
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as for users
     with pytest.raises((TypeError, ValueError), match=sentence):
         call(lambda x, *_: jnp.sum(x, axis=-1), *arguments, **settings)
 
@@ -349,7 +349,7 @@ def test_float32_parameters_with_float64_logits():
 
 
 def test_random_objective():
-    """f takes a key, and is given a new one for a new key of the expectation."""
+    """f takes a key, and gets a new one for a new key of the expectation."""
 
     def noisy(x, scale, *, key):
         return jnp.sum(x, axis=-1) + scale * jax.random.normal(key, x.shape[:-1])
@@ -398,7 +398,7 @@ def test_moving_average_baseline():
 
 @pytest.mark.parametrize("factor", [1.0, -30.0])
 def test_moving_average_in_a_loss(factor):
-    """The average does not feel the factor with which the expectation enters a loss."""
+    """The average does not depend on the factor of the expectation in the loss."""
     estimator = sg.Reinforce(2, baseline="moving_average")
     cv = sg.Reinforce.CV(jnp.asarray(1.0))
     loss = lambda cv: (
@@ -416,7 +416,7 @@ def test_moving_average_in_a_loss(factor):
 
 
 def test_large_batches():
-    """The square of the batch's size does not fit an integer of 32 bits."""
+    """The square of the batch size exceeds 32 bits."""
     estimator = sg.DoubleCV(2)
     run = jax.jit(
         lambda cv, key: estimator.value_and_grad(
@@ -428,7 +428,7 @@ def test_large_batches():
 
 
 def test_parameters_that_are_not_all_arrays():
-    """A network as the parameters of q, activation function and all."""
+    """The parameters of q may be a network, including its activation function."""
     network = eqx.nn.MLP(3, 3, 4, 1, key=jax.random.key(0))
     log_prob = lambda net, x: jnp.sum(x * net(jnp.ones(3)) - jax.nn.softplus(net(jnp.ones(3))))
     sampler = lambda key, net: jax.random.bernoulli(key, jax.nn.sigmoid(net(jnp.ones(3)))).astype(
@@ -462,7 +462,7 @@ def test_learned_baseline_lowers_the_variance():
 
 
 def test_memory_is_linear_in_d():
-    """The compiler's own figures for 8 × 4096 bits: below 200 MB, and twice those for 8 × 2048."""
+    """The compiler reports less than 200 MB for 8 × 4096 bits, twice as much as for 8 × 2048."""
     estimator = sg.Rodeo(num_samples=2)
     cv = estimator.init(jax.random.key(0))
 

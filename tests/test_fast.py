@@ -1,4 +1,4 @@
-"""Fast forms of sums and solves give what their plain definitions give."""
+"""Fast forms of sums and solves agree with their plain definitions."""
 
 import inspect
 

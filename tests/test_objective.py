@@ -1,4 +1,4 @@
-"""What f may be: its key, and the type of what it returns."""
+"""The objective f: its key, and the dtype of its values."""
 
 import functools
 
@@ -74,7 +74,7 @@ def test_a_key_is_bound_however_deep(f, mine):
     ids=lambda estimator: type(estimator).__name__,
 )
 def test_estimators_that_are_all_gradient_want_one(estimator):
-    """Whole numbers have the gradient 0, and so would the estimate."""
+    """Integers have the gradient 0, and so would the estimate."""
     f = lambda x: (jnp.sum(x, axis=-1) > 1).astype(jnp.int32)
     for run in (sg.expectation, sg.value_and_grad):
         with pytest.raises(TypeError, match=r"goes by the gradient of f.*returned int32"):
@@ -90,7 +90,7 @@ def test_relaxing_estimators_want_a_continuous_f(estimator, dtype, front_door):
     with pytest.raises(TypeError, match=r"must be continuous .* returned .*relaxation="):
         front_door(f, Q, estimator, cv, key=KEY)
     smooth = lambda x: jnp.sum(x, axis=-1)
-    front_door(f, Q, estimator, cv, key=KEY, relaxation=smooth)  # f itself may jump
+    front_door(f, Q, estimator, cv, key=KEY, relaxation=smooth)  # f itself may be discontinuous
     with pytest.raises(TypeError, match="must be continuous"):
         front_door(smooth, Q, estimator, cv, key=KEY, relaxation=f)
 
@@ -116,7 +116,7 @@ W = jnp.array([1.0, -2.0, 0.5])
 
 
 def both_doors(f, dist, estimator, **settings):
-    """The value (and aux) and the gradient by the logits, through either door."""
+    """The value (and aux) and the gradient of the logits, by `expectation` and `value_and_grad`."""
     cv = estimator.init(KEY, dist)
     has_aux = settings.get("has_aux", False)
     value, grads = sg.value_and_grad(f, dist, estimator, cv, key=KEY, **settings)
@@ -215,7 +215,7 @@ GRADIENT_FREE = [
 @pytest.mark.parametrize("estimator", GRADIENT_FREE, ids=lambda e: type(e).__name__)
 @pytest.mark.slow
 def test_a_numpy_f(estimator):
-    """What it gives is what the same f in JAX gives."""
+    """A NumPy f gives the same results as the same f in JAX."""
     numpy = sg.callback(lambda x, w: np.tanh(x @ w) * x.shape[-1])
     ours = both_doors(numpy, BATCH, estimator, args=(W,))
     native = lambda x, w: jnp.tanh(x @ jax.lax.stop_gradient(w)) * 3
@@ -233,7 +233,7 @@ W_NUMPY = np.asarray(W)
 
 
 def test_a_numpy_f_under_vmap():
-    """With mapped arguments too."""
+    """It works with mapped arguments too."""
     f = sg.callback(lambda x, w: x @ w)
     value = lambda w, key: sg.expectation(f, BATCH, sg.RLOO(2), key=key, args=(w,))
     native = lambda w, key: sg.expectation(

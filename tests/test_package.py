@@ -1,4 +1,4 @@
-"""What is built and installed is what users get."""
+"""The built and installed package works."""
 
 import re
 import subprocess
@@ -52,8 +52,8 @@ def test_contents(built):
 
 @pytest.mark.slow
 def test_installed_alone(built, tmp_path):
-    """The library part of the README, after `pip install` of nothing but the wheel; and the command
-    says which extra it needs."""
+    """After `pip install` of the wheel alone, the library part of the README runs, and the command
+    names the extra that it needs."""
     wheel, _ = built
     venv.create(tmp_path / "env", with_pip=True)
     binaries = next(p for p in ((tmp_path / "env" / d) for d in ("bin", "Scripts")) if p.is_dir())

@@ -1,4 +1,4 @@
-"""Rewards for each step: exactly unbiased, and no noise from rewards that a token cannot change."""
+"""Rewards for each step: exactly unbiased, without noise from earlier rewards."""
 
 import sys
 
@@ -25,8 +25,8 @@ MODULE = sys.modules["steingrad.policy_gradient"]
 
 
 def rewards(x):
-    """Of a step: a random number for each pair of it and the token before, which grows with how
-    often token 0 came up so far."""
+    """The reward of a step is a random number for its token and the token before, and grows with
+    the number of tokens 0 so far."""
     tables = normal(7, (LENGTH, VOCABULARY, VOCABULARY))
     before = jnp.concatenate([jnp.zeros_like(x[..., :1, :]), x[..., :-1, :]], axis=-2)
     own = jnp.einsum("...ta,tab,...tb->...t", before, tables, x) + x @ normal(8, VOCABULARY)
@@ -51,12 +51,12 @@ def at(x, reward, end=None, step=step):
 
 
 def own_too(r):
-    """A baseline that has seen the sample itself."""
+    """A wrong baseline, which includes the sample itself."""
     return jnp.broadcast_to(jnp.mean(r, axis=0), r.shape)
 
 
 def only_after(r):
-    """Returns that forget the reward of the step itself."""
+    """Wrong returns, which leave out the reward of the step itself."""
     return jnp.cumsum(r[..., ::-1], axis=-1)[..., ::-1] - r
 
 
@@ -76,7 +76,8 @@ WRONG = {"mean_of_others": own_too, "returns_to_go": only_after}
     ],
 )
 def test_unbiased(reward, kind, monkeypatch):
-    """Over all pairs of samples; wrong versions are found, and so are rewards that look ahead."""
+    """The sum over all pairs of samples is exact. Wrong versions, and rewards that depend on later
+    tokens, are detected."""
 
     def estimates(x):
         out = {"right": at(x, reward, **kind)}
@@ -102,7 +103,7 @@ def total_gradient(reward, dist):
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_less_variance_than_with_the_sum():
-    """The traces of both, over all pairs of samples; a reward at the end alone makes them equal."""
+    """Compares the exact variances, which are equal if there is a reward at the end only."""
     dist = policy(end=1)
     total = lambda x: jnp.sum(masked(x), axis=-1)
     last = lambda x: jnp.zeros(x.shape[:-1]).at[..., -1].set(total(x))
@@ -121,7 +122,7 @@ def test_less_variance_than_with_the_sum():
 
 
 def test_batch_arguments_and_keys():
-    """A batch of conditions, further arguments, a random reward, under jit."""
+    """It works with a batch of conditions, further arguments and a random reward, under jit."""
     weights = jax.tree.map(lambda p: p.astype(jnp.float32), parameters())
 
     def reward(x, scale, key):

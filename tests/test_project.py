@@ -1,4 +1,4 @@
-"""What the project's own files say of each other: workflows, templates, hooks and CONTRIBUTING."""
+"""The project's files agree with each other: workflows, templates, hooks and CONTRIBUTING."""
 
 import os
 import re
@@ -150,7 +150,7 @@ def test_contributing_names_files_that_exist():
 
 
 def test_every_page_is_in_llms_txt(tmp_path):
-    """The whole documentation is built, without a warning; `llms.txt` then links to each page."""
+    """The documentation is built without a warning, and `llms.txt` links to each page."""
     pytest.importorskip("mkdocs")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path],

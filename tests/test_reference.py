@@ -1,4 +1,4 @@
-"""The reference: every public name is in it, with every argument explained."""
+"""The reference contains every public name and explains every argument."""
 
 import ast
 import inspect
@@ -29,7 +29,7 @@ NAMES = public(sg, "steingrad") | public(diagnostics, "steingrad.diagnostics")
 
 
 def text_of(thing):
-    """What is said about it: its docstring without the examples, and those of its fields."""
+    """The docstring without its examples, and the names of the fields that have docstrings."""
     lines = (inspect.getdoc(thing) or "").splitlines()
     said = [line for line in lines if not line.lstrip().startswith((">>>", "..."))]
     for base in getattr(thing, "__mro__", ()):

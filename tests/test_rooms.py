@@ -1,4 +1,4 @@
-"""A room imports only from rooms to its left, and the library never imports the laboratory."""
+"""A package imports only from packages to its left, and the library never the laboratory."""
 
 import ast
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 import steingrad
 
 SOURCE = Path(steingrad.__file__).parent.parent
-# From left to right; rooms in one line do not know each other.
+# From left to right; packages in one line do not import each other.
 LIBRARY = [
     ("arrays", "derivatives", "fast"),
     ("distributions",),
@@ -48,7 +48,7 @@ def room(path: Path) -> str:
 
 
 def imports(path: Path) -> set[str]:
-    """The absolute names of all modules that a file imports, wherever in it."""
+    """The absolute names of all modules that a file imports, anywhere in the file."""
     package = path.relative_to(SOURCE).parts[:-1]
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -57,7 +57,8 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             whole = ".".join([*base, *([node.module] if node.module else [])])
-            # `from .. import data` names a room, `from ..data import load` says it before.
+            # In `from .. import data` the name is the package, in `from ..data import load` the
+            # module is.
             inside = not node.module or whole in ("steingrad", "steingrad_lab")
             names.update([f"{whole}.{a.name}" for a in node.names] if inside else [whole])
     return names
@@ -95,7 +96,7 @@ def test_importing_the_library_imports_no_laboratory():
 
 
 def test_importing_the_laboratory_imports_no_jax():
-    """So that the command can answer Ctrl-C while JAX is being imported."""
+    """The command must be able to handle Ctrl-C while JAX is being imported."""
     loaded = loaded_by("import steingrad_lab.__main__")
     assert "steingrad_lab" in loaded
     assert not loaded & {"jax", "numpy", "steingrad"}

@@ -1,4 +1,4 @@
-"""Autoregressive: against sequences written out one by one, and exactly unbiased."""
+"""Autoregressive: compared with sequences written out one by one, and exactly unbiased."""
 
 import equinox as eqx
 import jax
@@ -76,7 +76,7 @@ def test_after_the_end():
     assert policy().lengths(goes_on) == 3
     with pytest.raises(ValueError, match="no state of this Autoregressive has"):
         sg.RLOO(2).estimate(None, dist, jnp.stack([goes_on, goes_on]), jnp.zeros(2))
-    # What a step says after the end is not heard: it may exclude all tokens.
+    # The logits of a step after the end are ignored: they may exclude all tokens.
     after = lambda weights, carry, token: (
         carry + token[1],
         jnp.where(carry + token[1] > 0, -jnp.inf, weights),
@@ -90,7 +90,8 @@ def test_after_the_end():
 
 @pytest.mark.parametrize("kind", ["masked-ending", *slow("fixed")])
 def test_samples(kind):
-    """The frequencies of all states, and the log-probabilities that come with the samples."""
+    """The frequencies of all states, and the log-probabilities returned with the samples, are
+    right."""
     dist = policy(**KINDS[kind])
     x, log_probs = dist.sample_and_log_prob(jax.random.key(0), (30_000,))
     assert x.shape == (30_000, LENGTH, VOCABULARY)
@@ -168,7 +169,7 @@ def test_rodeo(operator, kind):
 @pytest.mark.usefixtures("x64")
 def test_an_operator_that_forgets_the_end_is_found():
     class GoesOn(sg.Autoregressive):
-        """Neighbours as if nothing ended."""
+        """A distribution whose neighbours ignore the end."""
 
         def log_ratio(self, x, values, coordinates=None):
             endless = eqx.tree_at(lambda q: q._parameters, policy(), self._parameters)
@@ -208,7 +209,7 @@ def given(weights, conditions, batch_shape=None, end=1):
 
 
 def test_conditions_share_the_network():
-    """A batch is the same as its elements one by one: log-probabilities and estimates."""
+    """A batch gives the same log-probabilities and estimates as its elements one by one."""
     weights = jax.tree.map(lambda p: p.astype(jnp.float32), parameters())
     conditions = normal(5, (4, 2)).astype(jnp.float32)
     dist = given(weights, conditions)
@@ -231,7 +232,8 @@ def test_conditions_share_the_network():
 
 
 def test_transformations():
-    """jit, grad of an expectation, vmap over policies, and a scan that trains."""
+    """It works under jit, grad of an expectation, vmap over policies, and a scan of training
+    steps."""
     dist = policy(end=1)
     count = lambda x: jnp.sum(x[..., 0], axis=-1)
 
@@ -257,7 +259,7 @@ def test_transformations():
 
 @pytest.mark.slow
 def test_half_precision():
-    """Derivatives are computed in float32, and the carry follows."""
+    """Derivatives, and the carry with them, are computed in float32."""
     half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), parameters())
     cell = lambda p, carry, token: (
         jnp.tanh(p["hidden"] @ carry + p["token"] @ token),
@@ -308,10 +310,11 @@ def test_no_token_left():
 
 @pytest.mark.usefixtures("x64")
 def test_no_token_left_at_a_neighbour():
-    """After a token that is never drawn nothing may be left, and an operator looks there."""
+    """After a token that is never drawn all tokens may be excluded. Operators evaluate such
+    states."""
 
     def grammar(weights, lost, token):
-        """Token 2 is no beginning; whoever begins with it cannot go on."""
+        """Token 2 is never the first token, and after a first token 2 all tokens are excluded."""
         begins, lost = token.sum() == 0, lost | ((token[2] > 0) & (token.sum() > 0))
         allowed = ~lost & (~begins | (jnp.arange(3) < 2)) & (begins | (jnp.arange(3) != 2))
         return lost, jnp.where(allowed, weights, -jnp.inf)

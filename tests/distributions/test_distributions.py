@@ -1,4 +1,4 @@
-"""Each distribution against its own definition: sums, automatic differentiation, loops."""
+"""Each distribution compared with its definition, by sums, automatic differentiation and loops."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def test_score_is_the_gradient_of_log_prob(name):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", NAMES)
 def test_log_ratio(name):
-    """Against log_prob at the neighbours themselves; some coordinates, too."""
+    """It agrees with log_prob at the neighbours, for all and for some coordinates."""
     dist = distributions()[name]
     x = dist.enumerate()
     values = dist.shift(x, tuple(range(1, dist.num_values)))
@@ -94,7 +94,7 @@ def test_from_log_prob_with_a_batch_and_a_sampler():
         counts = np.bincount(np.asarray(dist.state_number(x[:, b])), minlength=8)
         expected = len(x) * np.asarray(dist.probabilities()[b])
         assert np.abs((counts - expected) / np.sqrt(expected)).max() < 4.5
-    # It trains: an estimate by RODEO has the parameters' shapes.
+    # It can be trained: an estimate by RODEO has the parameters' shapes.
     estimator = sg.Rodeo(2)
     run = jax.jit(
         lambda dist, cv: sg.value_and_grad(
@@ -163,7 +163,7 @@ def test_values_that_the_states_cannot_hold(values, dtype, match):
 
 
 def test_values_are_checked_again_in_another_type():
-    """By `with_parameters`, and after a cast that no constructor has seen."""
+    """They are checked by `with_parameters`, and after a cast without a constructor."""
     values = (256.0, 257.0)
     ordinal = sg.Ordinal(jnp.zeros((3, 2)), values)
     other = sg.FromLogProb(
@@ -184,7 +184,7 @@ def test_values_are_checked_again_in_another_type():
 
 
 def test_the_mean_is_that_of_rounded_states():
-    """In bfloat16 the states are not quite the values asked for, and the mean is theirs."""
+    """In bfloat16 the states are rounded values, and the mean is that of the rounded values."""
     q = sg.Ordinal(jnp.zeros((1, 3), jnp.bfloat16), (100, 100.6, 101.2))
     wide = q.with_parameters(q.parameters.astype(jnp.float32))
     states = np.asarray(q.enumerate(), np.float64).ravel()

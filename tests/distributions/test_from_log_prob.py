@@ -1,5 +1,5 @@
-"""Distributions given by a log-probability: one product for all scores, shared parameters, and no
-normalising constant. Against sums over everything."""
+"""Distributions given by a log-probability, compared with sums over all states: one product for all
+scores, shared parameters, and no normalising constant."""
 
 import functools
 import itertools
@@ -42,7 +42,7 @@ ESTIMATORS = {
 
 
 class OneByOne(sg.FromLogProb):
-    """With a score for each sample: the plain definition."""
+    """The plain definition, with a score for each sample."""
 
     @property
     def large_scores(self):
@@ -56,7 +56,7 @@ def assert_equal(a, b, tolerance=1e-10):
 
 
 def learned(estimator):
-    """Averages that are past their warm-up, so that no coefficient is 0."""
+    """Averages after the warm-up, so that no coefficient is 0."""
     return jax.tree.map(jnp.abs, random_cv(estimator))
 
 
@@ -69,7 +69,7 @@ def learned(estimator):
     ],
 )
 def test_weighted_sums_are_sums(name):
-    """Over two axes, or none, before that of the batch."""
+    """The sum is over two axes, or none, before the batch axis."""
     if name == "joint":
         dist = sg.Joint([sg.Bernoulli(normal(0, 2)), distributions()["ising"]])
     else:
@@ -102,7 +102,7 @@ def test_weighted_sums_are_sums(name):
     ],
 )
 def test_one_product_is_the_sum_of_scores(name):
-    """The estimate, and what its control variates learn from it."""
+    """Both ways give the same estimate and the same gradient for the control variates."""
     estimator = ESTIMATORS[name]
     parameters = (normal(3, (4, 3)), 0.7 * normal(4, (4, 3, 3)))
     results = []
@@ -127,7 +127,7 @@ def test_one_product_is_the_sum_of_scores(name):
 
 
 def sizes(jaxpr):
-    """Of everything that a program makes on its way."""
+    """The sizes of all intermediate arrays of a program."""
     for equation in jaxpr.eqns:
         yield from (int(np.prod(v.aval.shape)) for v in equation.outvars)
         for parameter in equation.params.values():
@@ -174,7 +174,7 @@ def _settings(estimator):
 
 
 def bits(parameters, x, condition):
-    """Two bits, the second after the first."""
+    """Two bits, of which the second depends on the first."""
     bias, weights = parameters
     logits = bias + jnp.tanh(condition @ weights) + jnp.array([0.0, 1.5]) * x[0]
     return jnp.sum(x * logits - jax.nn.softplus(logits))
@@ -198,7 +198,7 @@ def shared(**settings):
 
 
 def broadcast(dist):
-    """The same, each element of the batch with parameters of its own."""
+    """The same distribution, but each element of the batch has its own parameters."""
     parameters = (dist.parameters, dist.conditions)
     size = len(dist.conditions)
     repeat = lambda p: jnp.broadcast_to(p, (size, *p.shape))
@@ -224,7 +224,7 @@ def shared_f(x):
     ],
 )
 def test_shared_parameters_are_unbiased(name, num_samples):
-    """Summed over all tuples of samples of both elements of the batch."""
+    """The sum is over all tuples of samples of both elements of the batch."""
     dist, estimator = shared(), ESTIMATORS[name]
     estimator = type(estimator)(num_samples, **_settings(estimator))
     states, probs = dist.enumerate(), dist.probabilities()
@@ -242,7 +242,7 @@ def test_shared_parameters_are_unbiased(name, num_samples):
     mean = jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1) / 2, g)
     exact = sg.exact_gradient(shared_f, dist)
     assert_equal(mean, exact)
-    # The sum over the batch of what each element's own parameters get.
+    # The gradient is the sum over the batch of the gradients of each element's own parameters.
     each = sg.exact_gradient(shared_f, broadcast(dist))[0]
     assert_equal(exact, jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), each))
 
@@ -322,7 +322,7 @@ def test_what_is_closed_over_is_not_differentiated(closure, argnums, transform):
 
 
 def test_what_is_closed_over_and_not_used_may_be_differentiated():
-    """A model of which log_prob_fn reads a setting only, a sampler that names its distribution."""
+    """log_prob_fn may read a setting of a model, and a sampler may refer to its distribution."""
 
     def loss(model):
         scale = lambda p, x: model["scale"] * jnp.sum(x * p)
@@ -367,7 +367,7 @@ def test_conditions_are_not_differentiated():
 def unnormalised():
     parameters = (normal(30, 2), 0.7 * normal(31, (2, 2)))
     settings = {"num_coordinates": 2, "values": (-1, 1)}
-    # The constant depends on the parameters; here the more so.
+    # The normalising constant depends on the parameters; this makes it depend on them more.
     energy = lambda p, x: ising_energy(p, x) + 3 * jnp.sum(p[0]) - jnp.sum(p[1] ** 2)
     return (
         sg.FromLogProb(energy, parameters, **settings),
@@ -376,7 +376,7 @@ def unnormalised():
 
 
 def without_the_constant(estimator, cv):
-    """The bias, over all tuples of samples weighted with the true q."""
+    """The bias, summed over all tuples of samples with their true probabilities."""
     dist, normalised = unnormalised()
     f = objective(dist)
     x, probs = all_tuples(normalised, estimator.num_samples)
@@ -406,7 +406,7 @@ def test_the_constant_cancels(estimator):
 
 
 class Unchecked:
-    """Lets an estimator through that the constant does not cancel in."""
+    """Disables the check that the constant cancels in the estimator."""
 
     @property
     def cancels_constant(self):
@@ -435,7 +435,7 @@ class UncheckedLariat(Unchecked, sg.Lariat):
     ],
 )
 def test_elsewhere_the_constant_does_not_cancel(unchecked, settings):
-    """The same proof fails, and so they are refused."""
+    """The same proof fails for the other estimators, so they raise an error."""
     estimator = unchecked(2, **settings)
     assert without_the_constant(estimator, learned(estimator)) > 1e-2
     refused = unchecked.__bases__[1](2, **settings)
@@ -454,7 +454,7 @@ def test_exact_sums_are_normalised():
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_log_ratio_given_by_the_user():
-    """Where log_prob_fn would have said the same."""
+    """log_ratio_fn gives the same numbers as log_prob_fn."""
     plain = distributions()["ising"]
 
     def log_ratio(parameters, x):
@@ -484,7 +484,7 @@ def test_log_ratio_given_by_the_user():
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_many_coordinates_at_a_time():
-    """More than are visited at once: in pieces, with the same numbers."""
+    """More coordinates than are visited at once are visited in pieces, with the same results."""
     d = 70
     log_prob = lambda p, x: jnp.sum(jnp.sin(p * jnp.cumsum(x)))
     dist = sg.FromLogProb(log_prob, normal(0, d), num_coordinates=d)
@@ -496,7 +496,7 @@ def test_many_coordinates_at_a_time():
     by_parameters = lambda p: jnp.sum(coefficients * dist.with_parameters(p).log_ratio(x, values))
     product = dist.weighted_score_change(coefficients, x, values)
     assert_equal(product, jax.grad(by_parameters)(dist.parameters))
-    # Its derivative by the coefficients, which control variates learn from.
+    # The derivative with respect to the coefficients, from which control variates learn.
     v = normal(3, d)
     along = lambda c: v @ dist.weighted_score_change(c, x, values)
     _, tangent = jax.jvp(

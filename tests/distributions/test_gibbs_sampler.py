@@ -1,4 +1,4 @@
-"""The Gibbs sampler against sums over all states, and what it refuses."""
+"""The Gibbs sampler compared with sums over all states, and its errors."""
 
 import itertools
 
@@ -15,7 +15,7 @@ KEY = jax.random.key(0)
 
 
 def chain(coupling, x):
-    """Neighbours in a row; even and odd coordinates are two blocks."""
+    """A chain of coordinates; the even and the odd coordinates are two blocks."""
     return jnp.sum(coupling * x[1:] * x[:-1]) + 0.3 * x[0]
 
 
@@ -52,14 +52,14 @@ def test_each_draw_leaves_q_invariant(name):
     for matrix in matrices:
         np.testing.assert_allclose(matrix.sum(-1), 1)
         np.testing.assert_allclose(probs @ matrix, probs, atol=1e-12)
-    # From anywhere, in the end: q.
+    # From any start the distribution converges to q.
     sweep = np.linalg.multi_dot(matrices)
     np.testing.assert_allclose(np.linalg.matrix_power(sweep, 100)[0], probs, atol=1e-8)
 
 
 @pytest.mark.usefixtures("x64")
 def test_blocks_that_depend_on_each_other_do_not():
-    """The same proof fails; and so they are refused."""
+    """The same proof fails for such blocks, so they raise an error."""
     dist = sg.FromLogProb(chain, jnp.array([0.9, -1.2]), num_coordinates=3, values=(-1, 1))
     blocks = [(0, 1), (2,)]
     probs = np.asarray(dist.probabilities())
@@ -70,12 +70,12 @@ def test_blocks_that_depend_on_each_other_do_not():
 
 
 def test_samples_follow_the_probabilities():
-    """Under jit and scan, a batch of chains of two distributions, called twice."""
+    """This is tested under jit and scan, for a batch of two distributions and two calls."""
     energy = lambda p, x: jnp.sum(p * jnp.cos(x)) - 0.3 * jnp.sum((x[1:] - x[:-1]) ** 2)
     dist = sg.FromLogProb(
         energy, normal(0, (2, 3)), num_coordinates=3, values=(0, 1, 2), batch_shape=(2,)
     )
-    # (Not 20,000 chains: of some tens of thousands of sums jaxlib 0.10.2 gets some wrong on a CPU.)
+    # (Not 20,000 chains, because jaxlib 0.10.2 gets some of so many sums wrong on a CPU.)
     sampler, n = sg.GibbsSampler(sweeps=15), 8_000
     chains = sampler.init(KEY, dist, n)
 

@@ -1,4 +1,4 @@
-"""Distributions side by side, against the sum over all their states."""
+"""Joint distributions, compared with sums over all their states."""
 
 import itertools
 
@@ -28,7 +28,7 @@ KEY = jax.random.key(0)
 
 
 def joint():
-    """Bits, one of three categories, two of three elements."""
+    """Bits, a category of three values, and a subset of two of three elements."""
     return sg.Joint(
         bits=sg.Bernoulli(normal(0, 1)),
         category=sg.Categorical(normal(1, (1, 3))),
@@ -78,7 +78,7 @@ def test_against_its_parts(name):
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.slow
 def test_operators(name, operator):
-    """E[A h] = 0, and the fast path is the definition."""
+    """E[A h] = 0, and the fast path agrees with the definition."""
     dist, operator = JOINTS[name](), OPERATORS[operator]
     x = dist.enumerate()
     if operator == sg.Gibbs("own") and not dist.is_product:
@@ -97,7 +97,7 @@ def test_operators(name, operator):
         atol=1e-10,
     )
     if operator == sg.Gibbs("own"):
-        return  # as local expectation, below
+        return  # tested as local expectation, below
     fast = jax.tree.leaves(row.apply_to_score(row.evaluate(h), h(x), dist.score(x)))
     for leaf, values in enumerate(fast):
         for at in np.ndindex(values.shape[1:]):
@@ -111,7 +111,7 @@ def test_operators(name, operator):
 
 @pytest.mark.slow
 def test_gibbs_is_that_of_one_distribution():
-    """Bits in two parts are bits in one."""
+    """Bits in two parts give the same results as the same bits in one part."""
     logits = jnp.array([0.3, -1.0, 2.0])
     one, two = sg.Bernoulli(logits), sg.Joint([sg.Bernoulli(logits[:1]), sg.Bernoulli(logits[1:])])
     h = lambda x: jnp.sin(x @ jnp.array([1.0, 2.0, 3.0]))
@@ -190,7 +190,7 @@ def test_a_part_after_the_other_is_one_distribution(estimator, kind):
 
 @pytest.mark.usefixtures("x64")
 def test_double_cv():
-    """Bits in nested parts are bits in one."""
+    """Bits in nested parts give the same results as the same bits in one part."""
     logits, estimator = normal(0, (5, 3)), sg.DoubleCV(3)
     one = sg.Bernoulli(logits)
     inner = sg.Joint([sg.Bernoulli(logits[:, 1:2]), sg.Bernoulli(logits[:, 2:])])
@@ -206,13 +206,14 @@ def test_double_cv():
 
 
 def relaxed_scores(estimator):
-    """Of the gradient with respect to bits, and to bits and categories in a part of its own."""
+    """z-scores of the gradient with respect to bits, and to a nested part of bits and
+    categories."""
     inner = sg.Joint([sg.Categorical(normal(1, (1, 3))), sg.Bernoulli(normal(2, 1))])
     dist = sg.Joint(a=sg.Bernoulli(normal(0, 2)), b=inner)
     f = lambda x: jnp.sin(jnp.sum(x["a"], -1) + 2 * x["b"][0][..., 0, 1]) - x["b"][1][..., 0] ** 2
     cv, flat = estimator.init(KEY, dist), lambda tree: ravel_pytree(tree)[0]
     where = lambda cv: (cv.log_temperature, cv.scale)
-    if hasattr(cv, "scale"):  # where they start, the relaxation is nearly the sample
+    if hasattr(cv, "scale"):  # at the initial temperature the relaxation is nearly the sample
         cv = eqx.tree_at(where, cv, (jnp.full((), -0.5), jnp.full((), 0.8)))
     draw = lambda key: flat(estimator.value_and_grad(f, dist, cv, key=key)[1].parameters)
     return z_scores(draw, flat(sg.exact_gradient(f, dist)))
@@ -229,7 +230,7 @@ def test_relaxations(estimator):
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_relaxations_of_categories_differentiated_by_half(monkeypatch):
-    """z̃ of the categories without its own dependence on their logits: biased, and seen to be."""
+    """If z̃ does not depend on the logits of the categories, the bias is detected."""
 
     right = sg.Categorical.latent_given
     wrong = lambda *given: jax.lax.stop_gradient(right(*given))
@@ -238,7 +239,7 @@ def test_relaxations_of_categories_differentiated_by_half(monkeypatch):
 
 
 def test_parts_are_drawn_independently_and_samples_together():
-    """Antithetic in each part, and no two parts alike."""
+    """Samples are antithetic in each part, and no two parts are equal."""
     q = sg.Joint([sg.Bernoulli(jnp.zeros((4000, 1))), sg.Bernoulli(jnp.zeros((4000, 1)))])
     x = sg.DisARM(2).sample(KEY, q)
     np.testing.assert_array_equal(x[0], 1 - x[1])

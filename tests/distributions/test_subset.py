@@ -1,4 +1,4 @@
-"""Exactly k of d, against the sum over all subsets."""
+"""Subset, compared with sums over all subsets."""
 
 import itertools
 
@@ -13,7 +13,7 @@ from problems import largest_difference, moments, normal, objective
 
 
 def by_hand(logits, k):
-    """Every subset with its probability."""
+    """Every subset and its probability."""
     chosen = itertools.combinations(range(len(logits)), k)
     states = np.asarray([np.isin(np.arange(len(logits)), members) for members in chosen], float)
     weights = np.exp(states @ np.asarray(logits))
@@ -56,7 +56,7 @@ def test_batches_and_samples():
 
 
 def test_a_large_one_in_single_precision():
-    """Far from 0, in float32: as precise as float64 says, and always exactly k."""
+    """With logits far from 0, float32 agrees with float64, and samples have exactly k members."""
     logits = 5 * np.random.default_rng(0).normal(size=400) + 300
     single = sg.Subset(jnp.asarray(logits, jnp.float32), 100)
     with jax.enable_x64(True):
@@ -91,7 +91,8 @@ def test_elements_that_are_left_out():
 @pytest.mark.usefixtures("x64")
 @pytest.mark.slow
 def test_its_mean_serves_linear_control_variates():
-    """Lariat's terms need a mean and its derivative, no product: unbiased over all pairs."""
+    """Lariat needs the mean and its derivative, but no independence: it is unbiased over all
+    pairs."""
 
     class OnSubsets(sg.Lariat):
         distributions = (sg.Subset,)

@@ -1,5 +1,5 @@
-"""Straight-through, Gumbel-softmax and ReinMax: hand-computed values, where they are exact, and
-that they are biased elsewhere."""
+"""Straight-through, Gumbel-softmax and ReinMax: hand-computed values, cases in which they are
+exact, and their bias in all others."""
 
 import equinox as eqx
 import jax
@@ -35,10 +35,10 @@ KINDS = list(kinds())
 
 
 def polynomial(dist, degree, seed=20):
-    """Up to this degree in each coordinate alone, with products of all coordinates too."""
+    """A polynomial of this degree in each coordinate, with products of all coordinates."""
     axes = tuple(range(-dist.event_ndim, 0))
     w = normal(seed, (degree + 1, *dist.event_shape))
-    # A category's own part may mix its entries; one-hot vectors make no difference to that.
+    # The terms of a category may mix its entries, because it is a one-hot vector.
     own = tuple(range(-dist.event_ndim + 1, 0))
 
     def f(x):
@@ -49,7 +49,7 @@ def polynomial(dist, degree, seed=20):
 
 
 def bias(estimator, dist, f):
-    """Exact, by summation over the samples, relative to the size of the gradient."""
+    """The exact bias, by summation over the samples, relative to the size of the gradient."""
     exact = sg.exact_gradient(f, dist)
     mean, _ = moments(estimator, None, dist, f)
     return float(jnp.linalg.norm(mean - exact) / jnp.linalg.norm(exact))
@@ -67,7 +67,7 @@ def test_they_say_so():
 
 
 class TestValues:
-    """By hand."""
+    """Values computed by hand."""
 
     def test_bits(self):
         q = sg.Bernoulli(jnp.log(jnp.array([1 / 3, 1.0])))  # θ = 1/4, 1/2
@@ -137,7 +137,7 @@ class TestExact:
 
     @pytest.mark.parametrize("kind", [KINDS[0], *slow(*KINDS[1:])])
     def test_reinmax_where_f_is_quadratic_in_each_coordinate(self, kind):
-        """Not for bits alone: the sum over pairs of categories is that of the trapezoid too."""
+        """It is exact for categories too, whose pairs also follow the trapezoidal rule."""
         dist = kinds()[kind]
         assert bias(sg.ReinMax(2), dist, polynomial(dist, 1)) < 1e-12
         assert bias(sg.ReinMax(), dist, polynomial(dist, 2)) < 1e-12
@@ -153,7 +153,7 @@ class TestExact:
 
 @pytest.mark.usefixtures("x64")
 class TestBiased:
-    """Where theory promises nothing, the bias is there, and the proof of the others finds it."""
+    """In all other cases there is a bias, which the proof of unbiasedness detects."""
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("name", ["straight_through", "reinmax"])
@@ -173,7 +173,7 @@ class TestRaoBlackwell:
 
     @pytest.mark.parametrize(("kind", "draws"), [("bits", 1), ("bits", 3), ("categories", 2)])
     def test_mean(self, kind, draws):
-        """For a linear f the mean is that of J(y)/τ over all the noise, drawn apart."""
+        """For a linear f the mean is that of J(y)/τ over independent noise."""
         dist, tau = kinds()[kind], 0.8
         weights = normal(31, dist.event_shape)
         axes = tuple(range(-dist.event_ndim, 0))
@@ -221,7 +221,7 @@ EXTREME = {
 @pytest.mark.parametrize("kind", EXTREME)
 @pytest.mark.parametrize("name", BIASED)
 def test_extreme_logits(name, kind, dtype):
-    """Finite results of the right type, over a batch, and through `jax.grad`."""
+    """Results are finite and of the right dtype, for a batch, and under `jax.grad`."""
     make = sg.Bernoulli if kind == "bits" else sg.Categorical
     logits = jnp.broadcast_to(jnp.asarray(EXTREME[kind], dtype), (2, 3, *EXTREME[kind].shape))
     event = tuple(range(-EXTREME[kind].ndim, 0))

@@ -1,4 +1,4 @@
-"""Bronco: unbiased for any state, by summation over all samples and flips; a sound fit; safe."""
+"""Bronco: unbiased for any `cv`, by summation over all samples and flips; the fit; edge cases."""
 
 import itertools
 
@@ -32,7 +32,7 @@ NAMES = ["bernoulli", "categorical3", "ordinal3"]
 
 
 def problems():
-    """With mixed parts, one of them constrained."""
+    """Problems, one of them a Joint with a Subset."""
     return normalised_distributions() | {
         "joint": sg.Joint(
             bit=sg.Bernoulli(normal(0, 1)),
@@ -46,7 +46,7 @@ def problems():
 
 
 def of_partners(flips, slots, count):
-    """The probability of each partner, of shape `[..., count]`; number 0 where there is none."""
+    """The probability of each partner, of shape `[..., count]`; partner 0 if there is none."""
     if isinstance(flips, Swaps):
         own = flips.chances(slots)
         return jnp.pad(own, [(0, 0)] * slots.ndim + [(0, count - own.shape[-1])])
@@ -60,7 +60,8 @@ def of_partners(flips, slots, count):
 
 
 def random_cv(estimator, dist, seed=0):
-    """Sums as if over random flips: coefficients and probabilities far from where they start."""
+    """Sums as if over random flips, with coefficients and probabilities far from the initial
+    ones."""
     rng = np.random.default_rng(seed)
     d, m = dist.flip_shape
     features, target = rng.normal(size=(d, 5, 3)), rng.normal(size=(d, 5))
@@ -109,7 +110,7 @@ def mean_over_everything(estimator, cv, dist, f, estimate=corrected):
         return total, mean
 
     totals, terms = jax.vmap(term)(jnp.asarray(choices, jnp.int32))
-    # Probabilities that do not add up to one show too.
+    # Probabilities that do not sum to one are detected too.
     return jax.tree.map(lambda g: jnp.sum(g, axis=0) / jnp.sum(totals) ** 2, terms)
 
 
@@ -158,7 +159,7 @@ def test_flips_are_neighbours_and_a_slot_each(name):
     y = dist.flips(x).moved(slots, None)
     assert jnp.all(jnp.sum(dist.index(y) != dist.index(x), axis=-1) == 1)
     assert len(np.unique(dist.state_number(y))) == count
-    # In the order of the guess: a change that is linear is guessed exactly.
+    # In the order of the guess: a linear change is guessed exactly.
     w = normal(1, dist.event_shape)
     f = lambda x: jnp.sum(w * x, axis=tuple(range(-dist.event_ndim, 0)))
     fx, dfx = values_and_gradients(f, x)
@@ -170,7 +171,8 @@ def test_flips_are_neighbours_and_a_slot_each(name):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("k", [3, *slow(1, 2, 5)])
 def test_a_partner_leaves_the_distribution_of_the_other_value(k):
-    """x given x_i = 1, with i out and its partner in, is x given x_i = 0; and the other way."""
+    """A sample given x_i = 1, after i leaves and its partner enters, is a sample given x_i = 0. The
+    same holds with 0 and 1 exchanged."""
     dist = sg.Subset(2 * normal(3, 6), k)
     states, probs, mean = dist.enumerate(), dist.probabilities(), dist.mean
     number = np.asarray(dist.state_number(states))
@@ -210,7 +212,8 @@ def test_partners_are_drawn_with_their_probabilities():
 
 
 def test_a_subset_that_has_no_choice():
-    """Two elements that can be members, two members: nothing to learn, and nothing infinite."""
+    """If only two elements can be the two members, nothing is learned and all results are
+    finite."""
     dist = sg.Subset(jnp.asarray([0.0, -jnp.inf, 1.0, -jnp.inf]), 2)
     estimator = sg.Bronco(2, 2)
     cv = estimator.init(jax.random.key(0), dist)
@@ -223,7 +226,7 @@ def test_a_subset_that_has_no_choice():
 
 
 def test_a_subset_in_bfloat16_keeps_what_is_almost_certain():
-    """μ = 0.9986 is no 1, though in bfloat16 it is."""
+    """μ = 0.9986 must not be rounded to 1, as bfloat16 would."""
     logits = jnp.asarray([7.0, 0, 0, 0, 0])
     flips = [
         q.flips(q.sample(jax.random.key(0), (3,)))
@@ -290,7 +293,7 @@ def test_draws_have_their_probabilities(n):
 
 
 def test_draws_of_many_in_half_precision():
-    """Where bfloat16 itself has no odd numbers: positions above 256."""
+    """Positions above 256 are right, although bfloat16 has no odd numbers there."""
     estimator = sg.Bronco(1, uniform=1.0)
     q = sg.Bernoulli(jnp.zeros((60, 300 * 300), jnp.bfloat16))
     x = jnp.zeros((1, 60, 300 * 300), jnp.bfloat16)
@@ -316,7 +319,8 @@ def test_two_flips_of_a_sample_differ():
 
 @pytest.mark.parametrize("dist", [sg.Bernoulli(jnp.zeros((3, 8))), sg.Subset(jnp.zeros(8), 3)])
 def test_flips_are_drawn_once(dist):
-    """What was proposed with a key is what the estimate uses; another key gives another one."""
+    """The estimate uses the flips that were proposed with its key. Another key gives other
+    flips."""
     estimator = sg.Bronco(1, 2)
     cv = estimator.init(jax.random.key(0), dist)
     x = estimator.sample(jax.random.key(1), dist)
@@ -337,7 +341,7 @@ def test_flips_are_drawn_once(dist):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", ["bernoulli", *slow("categorical3", "ordinal3")])
 def test_coefficients_are_a_weighted_least_squares_fit(name):
-    """The same, offline, from a record of all draws."""
+    """The coefficients equal those of an offline fit to a record of all draws."""
     dist = batched(distributions()[name], 6)
     f = objective(dist)
     estimator = sg.Bronco(2, 2, memory=24 * 9 / dist.num_coordinates)  # 0.9 a step
@@ -382,7 +386,7 @@ def test_coefficients_are_a_weighted_least_squares_fit(name):
 
 
 def run(estimator, f, q, steps, cv=None, key=0):
-    """`steps` of adaptation, compiled, in one scan."""
+    """The result of `steps` steps of adaptation, in one compiled scan."""
     cv = estimator.init(jax.random.key(0), q) if cv is None else cv
     optimizer = sg.cv_optimizer(estimator)
 
@@ -406,7 +410,7 @@ def variance(estimator, f, q, cv, draws=2000):
 
 
 def curved(x):
-    """Smooth, with a curvature of its own for each coordinate."""
+    """A smooth function, with a different curvature in each coordinate."""
     w = jnp.linspace(0.2, 3.0, x.shape[-1], dtype=x.dtype)
     return -jnp.sum(w * (x - 0.3) ** 2, axis=-1) + jnp.sin(jnp.sum(x * w, axis=-1))
 
@@ -488,7 +492,7 @@ def test_safe_objectives(name, use_gradient):
 
 @pytest.mark.parametrize("factor", slow(1e3, 1e-3))
 def test_a_jump_of_the_objective(factor):
-    """Soon as good as if the objective had always been this."""
+    """Soon after a jump the variance is as low as if the objective had always been the new one."""
     q = sg.Bernoulli(jnp.linspace(-1.5, 1.5, 12))
     estimator = sg.Bronco()
     before, _ = run(estimator, curved, q, 500)
@@ -502,7 +506,7 @@ def test_a_jump_of_the_objective(factor):
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, *slow(jnp.float32)])
 @pytest.mark.parametrize("kind", ["bernoulli", "categorical", "ordinal", "subset"])
 def test_types_and_front_door(dtype, kind):
-    """`expectation`, compiled, in any type; `cv` moves by one plain step."""
+    """`expectation` works compiled and in any dtype, and `cv` moves by one plain gradient step."""
     shape = (4, 3) if kind in ("bernoulli", "subset") else (4, 3, 5)
     logits = normal(0, shape).astype(dtype)
     make = {
@@ -545,7 +549,7 @@ def test_vmap_is_a_loop():
 
 
 def test_a_random_objective_is_the_same_at_x_and_its_flips():
-    """Noise that is added to f cancels in the change."""
+    """The noise of f is the same at both points, so it cancels in the change."""
     q = sg.Bernoulli(jnp.zeros((7, 4)))
     estimator = sg.Bronco(1, 2)
     cv = estimator.init(jax.random.key(0), q)

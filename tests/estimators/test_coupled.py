@@ -1,4 +1,5 @@
-"""DisARM-IW, DisARM-SB and CARMS: exact over all pairs, by draws, and that wrong variants fail."""
+"""DisARM-IW, DisARM-SB and CARMS: exact sums over all pairs, tests by draws, and wrong variants
+that fail."""
 
 import itertools
 
@@ -22,8 +23,8 @@ def problem(values, coordinates):
 
 
 def joint(dist, num_samples):
-    """P(a, b) of two samples of each coordinate, by summing over the bits of both: no formula of
-    the estimator's own but the law of one pair of bits."""
+    """P(a, b) of two samples of each coordinate, by summing over the bits of both. The only formula
+    of the estimator that it uses is the distribution of one pair of bits."""
     out = []
     for logits in np.asarray(dist.logits, np.float64):
         p = np.exp(logits) / np.sum(np.exp(logits))
@@ -82,7 +83,7 @@ class TestExact:
     @pytest.mark.parametrize("num_samples", [2, 3, 4, 7])
     @pytest.mark.parametrize("values", [2, 3, 5])
     def test_weights_are_those_of_the_pairs(self, num_samples, values):
-        """r = p_a p_b / P(a, b) for all a ≠ b, and it stays small."""
+        """r = p_a p_b / P(a, b) for all a ≠ b, and r stays small."""
         dist = problem(values, 2)
         broken = sticks.break_sticks(dist)
         weight = sticks.pair_weight(
@@ -99,7 +100,8 @@ class TestExact:
 
     @pytest.mark.slow
     def test_two_values_are_bits(self):
-        """DisARM and ARMS, the logit being the difference of two."""
+        """With two values they equal DisARM and ARMS, whose logit is the difference of the two
+        logits."""
         bits = sg.Bernoulli(normal(5, 3))
         two = sg.Categorical(jnp.stack([jnp.zeros(3), bits.logits], axis=-1))
         f = objective(bits)
@@ -112,7 +114,7 @@ class TestExact:
 
 @pytest.mark.usefixtures("x64")
 class TestByDraws:
-    """400,000 draws, samples included; each wrong variant fails the same test."""
+    """Tests of samples and estimates with 400,000 draws. Each wrong variant fails the same test."""
 
     @pytest.mark.parametrize("estimator", [sg.DisARMIW(2), sg.DisARMSB(4)], ids=repr)
     def test_pairs(self, estimator):
@@ -123,12 +125,12 @@ class TestByDraws:
         assert passes(scores(sg.CARMS(num_samples)))
 
     def test_frequencies(self):
-        """Two of three samples of CARMS are a and b as often as P(a, b) says."""
+        """Two of three samples of CARMS are a and b with probability P(a, b)."""
         dist = sg.Categorical(SKEWED.astype(float))
 
         def draw(key):
             x = sg.CARMS(3).sample(key, dist)
-            noise = 1e-3 * jax.random.normal(key, (2, 3, 3))  # a pair may never happen
+            noise = 1e-3 * jax.random.normal(key, (2, 3, 3))  # some pairs never occur
             return x[0][..., :, None] * x[2][..., None, :] + noise
 
         assert passes(z_scores(draw, jnp.asarray(joint(dist, 3))))
@@ -140,7 +142,8 @@ class TestByDraws:
         assert not passes(scores(sg.CARMS(3)))
 
     def test_the_most_probable_first(self, monkeypatch):
-        """Then some pairs never happen, and no weight makes up for them."""
+        """If the most probable category came first, some pairs would never occur, which is a
+        bias."""
 
         def descending(dist):
             order = jnp.argsort(-dist.logits, axis=-1)

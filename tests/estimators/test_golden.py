@@ -1,10 +1,10 @@
-"""The authors' implementation, number by number.
+"""Comparison with the authors' implementation, number by number.
 
 `reference/golden_k2.npz` holds one case with K = 2 computed in float32 with the code that Shi,
 Zhou, Hwang, Titsias and Mackey published with "Gradient Estimation with Discrete Stein Operators"
 (NeurIPS 2022): inputs (logits, uniform numbers, samples, an objective with its values and
-gradients, the surrogate's weights) and, for each estimator, the gradient with respect to the logits
-and that of its mean square with respect to what it learns.
+gradients, the surrogate's weights) and, for each estimator, the gradient with respect to the
+logits, and the gradient of its mean square with respect to the learned parameters.
 """
 
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_double_cv(golden):
 
 
 def test_disarm(golden, monkeypatch):
-    """Its pair comes out of one uniform number for each bit, which we hand to it."""
+    """The pair is made of one uniform number for each bit, which the test passes in."""
     dist, estimator = sg.Bernoulli(golden["logits"]), sg.DisARM(2)
     monkeypatch.setattr(jax.random, "uniform", lambda *_: golden["u"][:1])
     x = estimator.sample(jax.random.key(0), dist)
@@ -67,7 +67,7 @@ def test_rloo(golden):
 
 @pytest.mark.parametrize("surrogate", [sg.MLPSurrogate(), sg.PooledSurrogate()])
 def test_rodeo(golden, surrogate):
-    """With two samples the pooled surrogate is the paper's."""
+    """With two samples the pooled surrogate equals the surrogate of the paper."""
     g, cv = adapt(sg.Rodeo(2, surrogate=surrogate), rodeo_cv(golden), golden)
     assert_close(g, golden["grad_rodeo_gibbs"])
     assert_close(cv.alpha, golden["rodeo_gibbs_dalpha"])

@@ -1,4 +1,4 @@
-"""Unusual inputs of estimators: taken, or refused with a sentence."""
+"""Unusual inputs of estimators are accepted, or raise a clear error."""
 
 import equinox as eqx
 import jax
@@ -139,7 +139,7 @@ def test_control_variates_of_another_kind(cv):
     "estimator", [sg.RLOO(2), sg.DisARM(2), sg.Bronco(2, use_gradient=False)], ids=name
 )
 def test_evaluations_of_another_type(estimator, dtype):
-    """Whole numbers, as a simulator gives them, and half precision: what float32 would give."""
+    """Integers, as from a simulator, and half precision give the same result as float32."""
     q = sg.Bernoulli(jnp.array([0.5, -0.5, 0.0]))
     cv = estimator.init(KEY, q)
     x = estimator.sample(KEY, q)
@@ -178,7 +178,7 @@ def test_complex_evaluations_are_refused():
 
 
 def test_weights_of_any_sign():
-    """The value is what the weights make of f, and NaN where they are."""
+    """The value is the weighted sum of f, and NaN if a weight is NaN."""
 
     class Extrapolated(sg.RLOO):
         def weights(self, dist, x):
@@ -210,7 +210,7 @@ def test_states_outside_the_space(q, wrong):
     outside = x.at[(0,) * x.ndim].set(wrong)
     with pytest.raises(ValueError, match=f"x has the entry {wrong:g}, which no state"):
         sg.RLOO(2).estimate(None, q, outside, fx)
-    jax.jit(lambda x: sg.RLOO(2).estimate(None, q, x, fx))(outside)  # its numbers are not known
+    jax.jit(lambda x: sg.RLOO(2).estimate(None, q, x, fx))(outside)  # tracers are not checked
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_states_outside_the_space(q, wrong):
     ids=name,
 )
 def test_bits_that_are_certain(estimator):
-    """The estimates are those that probabilities near 0 and 1 give, and no NaN anywhere."""
+    """The estimates equal those with probabilities near 0 and 1, and contain no NaN."""
     logits = jnp.array([jnp.inf, 0.3, -jnp.inf, -0.4])
     near = jnp.where(jnp.isinf(logits), 100 * jnp.sign(logits), logits)
 
@@ -246,7 +246,8 @@ def test_bits_that_are_certain(estimator):
 
 @pytest.mark.parametrize("operator", [sg.BirthDeath(), sg.Difference()], ids=name)
 def test_operators_that_certain_bits_break_say_so(operator):
-    """No mean-zero control variate is left: not a number, rather than a biased one."""
+    """The control variate would not have mean zero, so the result is NaN and not a biased
+    number."""
     q = sg.Bernoulli(jnp.array([jnp.inf, 0.3]))
     assert np.isnan(operator.neighbours(q, jnp.ones(2)).self_weight)
 
@@ -254,7 +255,7 @@ def test_operators_that_certain_bits_break_say_so(operator):
 @pytest.mark.parametrize("estimator", [*CATEGORICAL, sg.Bronco(uniform=1.0)], ids=name)
 @pytest.mark.slow
 def test_values_of_probability_zero(estimator):
-    """The estimates are those that finite, tiny probabilities give, and no NaN anywhere."""
+    """The estimates equal those with tiny positive probabilities, and contain no NaN."""
     logits = jnp.array([[0.3, -jnp.inf, 0.1], [0.0, 1.0, -0.5]])
     tiny = jnp.where(jnp.isneginf(logits), logits[:, :1] - 100, logits)
 
@@ -268,5 +269,5 @@ def test_values_of_probability_zero(estimator):
     ours, theirs = run(logits), run(tiny)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(ours))
     assert float(ours[1].parameters[0, 1]) == 0
-    if not estimator.needs_gradient:  # ∇f has the logits in it
+    if not estimator.needs_gradient:  # ∇f contains the logits
         np.testing.assert_allclose(ours[1].parameters, theirs[1].parameters, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Lariat, and RODEO with coefficients by least squares: exact proofs first, then what they gain."""
+"""Lariat, and RODEO with least-squares coefficients: exact proofs, then the gain in variance."""
 
 import itertools
 
@@ -62,7 +62,7 @@ def exact(f, dist):
 
 
 def random_state(estimator, dist, seed=0):
-    """Control variates in any state at all, with coefficients of order one."""
+    """Random control variates, with coefficients of order one."""
     cv = estimator.init(jax.random.key(seed), dist)
     leaves, structure = jax.tree.flatten(cv)
     leaves = [0.5 * normal(seed + 100 + i, leaf.shape) for i, leaf in enumerate(leaves)]
@@ -75,7 +75,7 @@ def products(cv):
 
 
 def with_coefficients(cv, c, ridge=1e-4):
-    """The same state with averages from which these coefficients follow."""
+    """The same state, with averages that give these coefficients."""
     size = len(c) + 1
     root = normal(7, (size - 1, size - 1))
     gram = root @ root.T + jnp.eye(size - 1)
@@ -98,7 +98,7 @@ def mean_estimate(estimator, dist, cv):
 
 
 def biases(estimator, dist, seed=0):
-    """|E[g] − ∇E[f]| for each term alone, then for all together."""
+    """|E[g] − ∇E[f]| for each term alone, then for all terms together."""
     truth = exact(objective(dist), dist)
     cv = random_state(estimator, dist, seed)
     size = len(products(cv).matrix) - 1
@@ -130,14 +130,14 @@ def test_unbiased(name, num_samples, group):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.slow
 def test_mean_and_slope_of_a_joint():
-    """E[x] by the sum over all states; and a memory of a past gradient that gives it back."""
+    """E[x] is the sum over all states, and `slope` inverts the gradient of the mean."""
     dist = distribution("joint")
     np.testing.assert_allclose(dist.mean, dist.probabilities() @ dist.enumerate(), atol=1e-12)
     gradient = sg.exact_gradient(lambda parts: objective(dist)(dist.merge(parts)), dist)
     slope, scale = dist.slope(gradient)
     pulled = jax.vjp(lambda p: dist.with_parameters(p).mean, dist.parameters)[1](slope / scale)[0]
     np.testing.assert_allclose(pulled["bit"], gradient["bit"], atol=1e-12)
-    # Of real values it is the part along them; of a subset, nearly.
+    # For real values it is the component along the values; for a subset it is approximate.
     for name in ("value", "pair"):
         a, b = (np.ravel(tree[name]) for tree in (pulled, gradient))
         assert a @ b > 0.7 * np.linalg.norm(a) * np.linalg.norm(b), name
@@ -145,7 +145,7 @@ def test_mean_and_slope_of_a_joint():
 
 @pytest.mark.usefixtures("x64")
 def test_terms_are_not_zero():
-    """Every term changes the estimate, so that the proof above is about something."""
+    """Every term changes the estimate, so that the proof above is not empty."""
     dist = normalised_distributions()["categorical3"]
     estimator = sg.Lariat(3, **GROUPS["all"])
     cv = random_state(estimator, dist)
@@ -169,12 +169,12 @@ def test_a_term_that_sees_its_own_sample_is_caught(name, group, monkeypatch):
     mean_with_its_own = lambda v: jnp.broadcast_to(jnp.mean(v, axis=0), v.shape)
     estimator, dist = sg.Lariat(3, **GROUPS[group]), normalised_distributions()[name]
     monkeypatch.setattr(lariat, "mean_of_others", mean_with_its_own)
-    # RLOO itself is biased now too: the terms are what is added to that.
+    # Here RLOO itself is biased too, so the bias of a term is the difference from RLOO.
     truth = sg.exact_gradient(objective(dist), dist)
     cv, size = random_state(estimator, dist), estimator.num_terms
     mean = lambda c: mean_estimate(estimator, dist, with_coefficients(cv, c)) - truth
     added = [largest_difference(mean(c), mean(0 * c)) for c in jnp.eye(size)]
-    # 1, and the memory's own slope, know no sample.
+    # The constant 1 and the memory's slope do not depend on any sample.
     innocent = {"values": [0], "memory": [0]}.get(group, [])
     for m, bias in enumerate(added):
         assert (bias < 1e-10) == (m in innocent), (m, bias)
@@ -183,7 +183,7 @@ def test_a_term_that_sees_its_own_sample_is_caught(name, group, monkeypatch):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("group", ["default", *slow("memory")])
 def test_a_state_that_has_seen_the_samples_is_caught(group):
-    """Coefficients, or a memory, from this very step are a bias: they must be of the past."""
+    """Coefficients or a memory from the present step cause a bias: they must be from past steps."""
     dist = normalised_distributions()["bernoulli"]
     estimator = sg.Lariat(2, **GROUPS[group], decay=0.9)
     f = objective(dist)
@@ -205,7 +205,7 @@ def test_a_state_that_has_seen_the_samples_is_caught(group):
 
 
 def adapted(estimator, f, dist, steps, seed=0, context=None):
-    """The control variates after so many steps."""
+    """The control variates after this number of steps."""
     optimizer = sg.cv_optimizer(estimator)
 
     def step(carry, key):
@@ -224,7 +224,7 @@ def adapted(estimator, f, dist, steps, seed=0, context=None):
 @pytest.mark.parametrize("name", ["bernoulli", *slow("categorical3", "ordinal3")])
 @pytest.mark.parametrize("group", ["weighted", "default"])
 def test_fitted_coefficients_are_those_of_an_offline_fit(name, group):
-    """Ordinary least squares on every number of every term, written out, weighted by age."""
+    """They equal ordinary least squares on all numbers of all terms, weighted by age."""
     dist, batch, steps, decay = normalised_distributions()[name], 4, 30, 0.9
     estimator = sg.Lariat(3, **GROUPS[group], decay=decay, ridge=1e-13)
     dist, f, size = batched(dist, batch), objective(dist), estimator.num_terms
@@ -243,7 +243,7 @@ def test_fitted_coefficients_are_those_of_an_offline_fit(name, group):
         return start, each, estimator.adapt(cv, dist, at)[1]
 
     def with_coefficients_keeping(cv, c):
-        # With the weight of the true state, on which the mean of f depends.
+        # The weight is that of the true state, on which the mean of f depends.
         new = with_coefficients(cv, c, 1e-13)
         scale = jnp.maximum(products(cv).weight, 1e-3) / 0.9
         value = cv.averages.value / scale
@@ -252,7 +252,7 @@ def test_fitted_coefficients_are_those_of_an_offline_fit(name, group):
     for step in range(steps):
         start, each, toward = at_step(cv, jax.random.key(step))
         age = decay ** ((steps - 1 - step) / 2)
-        if step > 0:  # the first has its own samples' mean for that of the past
+        if step > 0:  # the first step uses the mean of its own samples
             columns.append(age * np.asarray(each).reshape(size, -1).T)
             target.append(age * np.asarray(start).ravel())
         else:
@@ -260,7 +260,7 @@ def test_fitted_coefficients_are_those_of_an_offline_fit(name, group):
         updates, state = optimizer.update(toward, state, cv)
         cv = optax.apply_updates(cv, updates)
 
-    # Without the first step, by taking its share out of the averages.
+    # The first step is left out, by subtracting its share from the averages.
     share = decay ** (steps - 1)
     matrix = products(cv).matrix + share * products(first).matrix
     fitted = Products(matrix, products(cv).weight).coefficients(decay, 1e-13)
@@ -281,7 +281,7 @@ def spread(estimator, f, dist, cv, draws=400, context=None):
 
 
 def test_variance():
-    """Each group takes some of RLOO's variance away, and without ∇f the memory does."""
+    """Each group of terms lowers the variance of RLOO; without ∇f the memory does."""
     dist = sg.Bernoulli(jnp.asarray(normal(4, 8), jnp.float32))
     variance = {"rloo": spread(sg.RLOO(2), smooth, dist, None)}
     for group in ("values", "default", "without gradients"):
@@ -319,8 +319,8 @@ def test_terms_that_vanish_or_depend_on_each_other_do_no_harm(f, settings, num_s
 
 
 def test_linear_f_has_hardly_any_variance_left():
-    """A perfect fit would leave none. The coefficients make the mean square smallest over some 200
-    draws, in which the terms' means are not quite 0 beside that of the gradient."""
+    """A perfect fit would leave no variance. The coefficients minimise the mean square over about
+    200 draws, in which the means of the terms are not exactly 0."""
     dist = sg.Bernoulli(jnp.asarray([0.3, -0.7, 1.2]))
     f = lambda x: x @ jnp.asarray([1.0, -2.0, 0.5]) + 4
     estimator = sg.Lariat(2)
@@ -374,7 +374,8 @@ def test_many_samples(num_samples):
 
 @pytest.mark.slow
 def test_transformations():
-    """jit, vmap and scan of `expectation`; the step for the averages does not know the loss."""
+    """`expectation` works under jit, vmap and scan. The step of the averages is independent of the
+    loss."""
     estimator, logits = sg.Lariat(2, memory=True), jnp.asarray(normal(6, (3, 4)), jnp.float32)
     cv = adapted(estimator, smooth, sg.Bernoulli(logits), 20)
 
@@ -399,7 +400,7 @@ def test_transformations():
 @pytest.mark.usefixtures("x64")
 @pytest.mark.slow
 def test_steps_of_parts_of_a_batch_average_to_that_of_the_whole():
-    """What devices with a share of the batch each compute, averaged, is what one computes."""
+    """The average over devices, each with a part of the batch, equals the result of one device."""
     logits, estimator = normal(9, (6, 4)), sg.Lariat(2, memory=True)
     cv = random_state(estimator, sg.Bernoulli(logits))
     x = estimator.sample(jax.random.key(0), sg.Bernoulli(logits))

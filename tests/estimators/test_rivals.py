@@ -1,4 +1,4 @@
-"""DoubleCV, DisARM, ARMS, REBAR, RELAX and local expectation: proofs, refusals, extremes."""
+"""DoubleCV, DisARM, ARMS, REBAR, RELAX and local expectation: proofs, errors, extreme inputs."""
 
 from decimal import Decimal, localcontext
 
@@ -44,7 +44,7 @@ def categories():
 
 
 def moved(estimator, dist, seed=0):
-    """Control variates away from where they start, but not so far that noise hides a bias."""
+    """Control variates away from their initial values, but not so far that noise hides a bias."""
     cv = estimator.init(jax.random.key(seed), dist)
     leaves, structure = jax.tree.flatten(cv)
     leaves = [leaf + 0.2 * normal(seed + 80 + i, leaf.shape) for i, leaf in enumerate(leaves)]
@@ -74,7 +74,8 @@ def scores(estimator, dist, cv=None):
 
 @pytest.mark.usefixtures("x64")
 class TestUnbiased:
-    """400,000 draws against the exact gradient; each wrong variant fails the same test."""
+    """400,000 draws are compared with the exact gradient. Each wrong variant fails the same
+    test."""
 
     @pytest.mark.parametrize("num_samples", [2, *slow(4)])
     def test_disarm(self, num_samples):
@@ -102,7 +103,8 @@ class TestUnbiased:
         assert passes(scores(sg.ModifiedRelax(num_samples, SURROGATE), dist()))
 
     def test_an_objective_that_jumps(self):
-        """A table of values: unbiased with a relaxation in the control variate, not without."""
+        """For a table of values the estimate is unbiased with a relaxation, and biased without
+        one."""
         weights, table = jnp.array([1.0, 2.0, 4.0, 8.0]), normal(5, (16,))
         f = lambda x: table[jnp.round(x @ weights).astype(int)]
         relaxation = lambda x: jnp.sum((x - 0.3) ** 3, axis=-1)
@@ -155,13 +157,13 @@ class TestSamples:
         "estimator", [sg.DisARM(2), sg.ARMS(2), sg.ARMS(3), sg.ARMS(6)], ids=str
     )
     def test_marginals_and_pairs(self, estimator):
-        """Each sample is exact, and two of them are both 1 as often as they should be."""
+        """Each sample is exact, and two samples are both 1 with the right probability."""
         others, theta = estimator.num_samples - 1, SKEWED
         rare = np.minimum(theta, 1 - theta)
         both_rare = np.maximum(2 * rare ** (1 / others) - 1, 0) ** others
         both = np.where(theta < 0.5, both_rare, 2 * theta - 1 + both_rare)
 
-        # A pair that never happens has no standard error: shift it by independent noise.
+        # A pair that never occurs has no standard error, so independent noise is added.
         def draw(key):
             x = estimator.sample(key, bits())
             noise = 1e-3 * jax.random.normal(key, (2, 4))
@@ -170,7 +172,7 @@ class TestSamples:
         assert passes(z_scores(draw, jnp.asarray([theta, both])))
 
     def test_conditional_noise(self):
-        """z given a sample x lies where it gives x, and has the law of z itself."""
+        """z given a sample x gives x back, and has the distribution of z."""
         offsets = jnp.asarray([-1.5, -0.8, 0.0, 0.7, 2.5])
         laws = (
             (bits(), jax.nn.sigmoid(offsets)),
@@ -191,7 +193,7 @@ class TestSamples:
             x, z = conditional(jax.random.key(0), (1000,))
             back = z > 0 if dist.event_ndim == 1 else z == jnp.max(z, axis=-1, keepdims=True)
             assert bool(jnp.all(back >= (x > 0)))
-            assert bool(jnp.mean(back == (x > 0)) > 0.99)  # but for ties by rounding
+            assert bool(jnp.mean(back == (x > 0)) > 0.99)  # except for ties by rounding
             exact = jnp.broadcast_to(law, (*location.shape, len(law)))
             assert passes(z_scores(draw, exact))
 
@@ -214,7 +216,7 @@ class TestSamples:
 
 @pytest.mark.parametrize("num_samples", [2, 3, 4, 10, 1000])
 def test_arms_debias_is_stable(num_samples):
-    """θ(1−θ)/(θ − P(both 1)) in float32 against 60 digits."""
+    """θ(1−θ)/(θ − P(both 1)) in float32 agrees with 60 digits."""
     logits = np.concatenate([[-40.0, -20.0, 20.0, 40.0], np.linspace(-9, 9, 37)])
 
     def definition(logit):
@@ -257,7 +259,7 @@ class TestRelations:
         np.testing.assert_allclose(ours.parameters, rloo.parameters, rtol=1e-12, atol=1e-15)
 
     def test_network(self):
-        """It sees the context; without it RELAX is REBAR."""
+        """The network depends on the context. Without the network RELAX equals REBAR."""
         estimator, key, f = BITS["relax"], jax.random.key(0), objective(bits())
         cv, context = moved(estimator, bits()), context_for(estimator)
         here, there = (
@@ -281,7 +283,7 @@ ADAPTED += slow(*((categories, name) for name in ("rebar", "modified_relax")))
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(("dist", "name"), ADAPTED)
 def test_cv_gradient_is_that_of_the_mean_square(dist, name):
-    """By finite differences, along each scalar and along random directions for the networks."""
+    """Checked by finite differences, along each scalar and along random directions for networks."""
     estimator = (BITS if dist is bits else CATEGORIES)[name]
     dist, f = batched(dist(), 3), objective(dist())
     context = context_for(estimator, (3,))
@@ -333,7 +335,7 @@ def test_expectation_agrees_with_value_and_grad(name):
     np.testing.assert_allclose(undifferentiated, value)  # the same samples
     expected = (grads.parameters, grads.cv, grads.args[0])
     assert largest_difference(derivatives, expected) < 1e-10
-    # The further arguments of f feel the samples alone, not the relaxed points.
+    # The gradient with respect to `args` depends on the samples alone, not on relaxed points.
     x = estimator.sample(jax.random.split(key, 3)[0], sg.Bernoulli(logits))
     direct = jax.grad(lambda w: jnp.mean(f(x, w, jax.random.split(key, 3)[1])))(w)
     np.testing.assert_allclose(grads.args[0], direct, rtol=1e-10)
@@ -356,7 +358,7 @@ LONGEST = [(kind, name) for kind, name in EVERYTHING if "relax" in name or name 
     ],
 )
 def test_extreme_logits(kind, name, dtype):
-    """Finite results of the right type, over a batch of rank two, in jit, vmap and scan."""
+    """Results are finite and of the right dtype, for a batch of rank two, in jit, vmap and scan."""
     estimator = (BITS if kind == "bits" else CATEGORIES)[name]
     make = sg.Bernoulli if kind == "bits" else sg.Categorical
     event = EXTREME[kind].shape
@@ -390,7 +392,7 @@ def test_extreme_logits(kind, name, dtype):
 class TestCosts:
     @pytest.mark.parametrize(("kind", "name"), EVERYTHING[:8])
     def test_number_of_evaluations(self, kind, name):
-        """As counted while it runs."""
+        """The number of evaluations equals the number counted at run time."""
         estimator = (BITS if kind == "bits" else CATEGORIES)[name]
         dist = sg.Bernoulli(jnp.zeros(4)) if kind == "bits" else sg.Categorical(jnp.zeros((2, 3)))
         axes = tuple(range(-dist.event_ndim, 0))
@@ -413,7 +415,8 @@ class TestCosts:
 
     @pytest.mark.parametrize("name", BITS)
     def test_parameters_keep_their_type(self, name):
-        """So that a step of an optimiser, or a scan over steps, compiles once."""
+        """The dtype is kept, so that a step of an optimiser, or a scan over steps, compiles
+        once."""
         for leaf in jax.tree.leaves(BITS[name].init(jax.random.key(0), sg.Bernoulli(jnp.zeros(4)))):
             assert leaf.dtype == jnp.float32
             assert not leaf.weak_type
@@ -503,7 +506,8 @@ class TestRefusals:
             make()
 
     def test_estimate_alone(self):
-        """Those that need f elsewhere than at the samples say so; modified RELAX does not."""
+        """Estimators that need f at other points than the samples raise an error; modified RELAX
+        works."""
         dist, key = sg.Bernoulli(jnp.zeros(4)), jax.random.key(0)
         for name in ("rebar", "relax", "local_expectation"):
             estimator = BITS[name]

@@ -77,7 +77,7 @@ def test_double_cv(num_samples):
     assert bias(estimator, dist) < 1e-8
 
     class Wrong(sg.DoubleCV):
-        """Without the mean of its control variate."""
+        """A wrong estimator, which leaves out the mean of its control variate."""
 
         def gradient(self, cv, dist, at):
             theta = jax.nn.sigmoid(dist.logits)
@@ -134,7 +134,7 @@ def test_rodeo_switches(loo, local, global_, num_samples):
 
 
 def test_a_biased_estimator_is_caught():
-    """A surrogate that sees its own sample: the proof must fail."""
+    """With a surrogate that depends on its own sample the proof must fail."""
 
     class Peeking(sg.MLPSurrogate):
         def evaluate(self, cv, row, at):
@@ -158,7 +158,7 @@ def test_damping_is_caught():
 )
 @pytest.mark.slow
 def test_some_coordinates(name, operator, monkeypatch):
-    """One of the coordinates, drawn for each sample: summed over all draws as well."""
+    """One coordinate is drawn for each sample, and the sum is over these draws as well."""
     dist = normalised_distributions()[name]
     if operator == sg.Gibbs("own", 1) and not dist.is_product:
         pytest.skip("the own-coordinate scan needs independent coordinates; refusal tested")
@@ -211,7 +211,7 @@ def test_own_scan_is_local_expectation(name):
     g = estimator.estimate(cv, batch, x, f(x), f=f)
 
     def local_expectation(x):
-        """By loops, for one state."""
+        """The local expectation gradient of one state, by loops."""
         index = np.asarray(dist.index(x))
         out = np.zeros(dist.parameters.shape)
         for i in range(dist.num_coordinates):

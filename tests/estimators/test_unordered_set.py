@@ -1,4 +1,5 @@
-"""UnorderedSet: exact over all ordered samples without replacement, and that wrong ones fail."""
+"""UnorderedSet: exact sums over all ordered samples without replacement, and wrong variants that
+fail."""
 
 import itertools
 
@@ -15,7 +16,7 @@ from steingrad.estimators.unordered_set import log_set_probabilities
 
 
 class PlainMean(sg.UnorderedSet):
-    """Wrong: takes the states for independent samples."""
+    """A wrong variant, which treats the states as independent samples."""
 
     def _ratios(self, dist, x):
         log_weights, log_others = super()._ratios(dist, x)
@@ -23,7 +24,7 @@ class PlainMean(sg.UnorderedSet):
 
 
 class FirstOrder(sg.UnorderedSet):
-    """Wrong: the baseline weighs the others as if its own sample were still there to be drawn."""
+    """A wrong variant, whose baseline weights ignore that its own sample has been drawn."""
 
     def _ratios(self, dist, x):
         log_weights, log_others = super()._ratios(dist, x)
@@ -31,7 +32,7 @@ class FirstOrder(sg.UnorderedSet):
 
 
 def ordered(dist, num_samples):
-    """Every sequence of different states, [n, K], and its probability: one draw after the other."""
+    """Every sequence of different states, [n, K], and its probability."""
     probs = np.asarray(dist.probabilities(), np.float64)
     sequences = np.asarray(list(itertools.permutations(range(len(probs)), num_samples)))
     p = probs[sequences]
@@ -75,7 +76,7 @@ class TestExact:
         assert largest_difference(gradient, sg.exact_gradient(objective(dist), dist)) > 1e-3
 
     def test_all_states_leave_no_noise(self):
-        """One after the other, in any order: the gradient, the value and that of `args`."""
+        """The value and all gradients are exact if all states are drawn."""
         dist = sg.Categorical(normal(1, (2, 1, 4)))  # a batch of two
         f = lambda x, w: jnp.sum(x * w, axis=(-2, -1)) ** 2
         w = normal(2, (1, 4))
@@ -104,7 +105,7 @@ def test_probabilities_of_sets_by_hand():
 
 
 def test_draws():
-    """Its own samples, without replacement and with the right probabilities."""
+    """Samples are drawn without replacement and with the right probabilities."""
     dist = sg.Categorical(jnp.log(jnp.array([[0.6, 0.2, 0.1, 0.1]])))
     estimator, f = sg.UnorderedSet(2), objective(dist)
     x = estimator.sample(jax.random.key(0), batched(dist, 500))
@@ -117,7 +118,7 @@ def test_draws():
 
 
 def test_nearly_certain_states():
-    """Probabilities of 1 − 10⁻³⁵ and below are no division by 0."""
+    """Probabilities of 1 − 10⁻³⁵ cause no division by 0."""
     dist = sg.Categorical(jnp.array([[80.0, 0.0, -5.0]]))
     estimator, f = sg.UnorderedSet(2), lambda x: x[..., 0, 1] + 2
     _, grads = jax.jit(lambda key: estimator.value_and_grad(f, dist, key=key))(jax.random.key(0))
@@ -125,8 +126,8 @@ def test_nearly_certain_states():
 
 
 def test_states_that_never_happen():
-    """With as many samples as states it is exact, though one of them has no probability, and f no
-    value there."""
+    """With as many samples as states the estimate is exact, even if a state has probability 0 and f
+    is infinite there."""
     q = sg.Categorical(jnp.array([[0.0, -jnp.inf, 1.0]]))
     f = lambda x: jnp.where(x[..., 0, 1] > 0, jnp.inf, x[..., 0, 0] + 4 * x[..., 0, 2])
     value, grads = sg.UnorderedSet(3).value_and_grad(f, q, key=jax.random.key(0))

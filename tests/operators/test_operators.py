@@ -48,7 +48,7 @@ def test_mean_is_zero(name, operator):
     h = table(dist, seed=1)
     mean, applied = mean_of_applied(operator, dist, h)
     assert abs(mean) < 1e-8
-    assert float(jnp.max(jnp.abs(applied))) > 1e-2  # not because it does nothing
+    assert float(jnp.max(jnp.abs(applied))) > 1e-2  # A h is not 0 everywhere
 
 
 @pytest.mark.parametrize("operator", [sg.MPF, sg.BirthDeath, sg.Difference])
@@ -131,7 +131,8 @@ def test_coordinates_are_drawn_anew():
 
 @pytest.mark.parametrize("name", ["bernoulli", "ordinal2", "categorical2", "ising"])
 def test_two_values_are_one_neighbour(name):
-    """Up and down are the same state of a bit: counted once, except where the definition says."""
+    """For a bit, up and down are the same state. It counts once, unless the definition says
+    otherwise."""
     dist = distributions()[name]
     x = dist.enumerate()
     assert sg.Barker(neighbourhood="sparse").neighbours(dist, x).values.shape[-1] == 1

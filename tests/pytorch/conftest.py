@@ -3,9 +3,9 @@ import pytest
 try:
     import torch
 except ImportError:
-    collect_ignore = ["problem.py"]  # no test, but looked into for examples
+    collect_ignore = ["problem.py"]  # not a test, but searched for doctests
 else:
-    # Small tensors: a second thread would do nothing but wait for the first.
+    # The tensors are small, so a second thread would only wait for the first.
     torch.set_num_threads(1)
 
     @pytest.fixture(autouse=True)

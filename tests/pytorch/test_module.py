@@ -107,7 +107,8 @@ def test_several_backward_passes(make):
 @pytest.mark.parametrize("make", LEARNING)
 @pytest.mark.parametrize("factor", [-1.0, 2.0**-10])
 def test_any_factor(make, factor):
-    """Scaling is exact (by powers of two), and what is learned does not depend on it."""
+    """A factor (a power of two) scales the gradient exactly, and does not change what is
+    learned."""
     outcomes = []
     for by in (1.0, factor):
         torch.manual_seed(1)
@@ -128,10 +129,10 @@ def test_no_factor(make):
 
 
 def test_accumulated_gradients():
-    """Halves of a batch, one after the other or in one loss."""
+    """Two halves of a batch give the same gradient one after the other as in one loss."""
     module = sgt.Bronco().eval()
     logits = bits(6, 5)
-    step(module, logits)  # makes the control variates
+    step(module, logits)  # creates the control variates
     torch.manual_seed(2)
     for half in logits.split(3):
         (module(f, half) / 2).backward()
@@ -157,7 +158,7 @@ def test_flips_are_drawn_once(monkeypatch):
 
 
 def test_values_that_were_drawn_before_the_buffers_moved_on():
-    """Each adds what it has seen to the buffers as they are then."""
+    """Each backward pass adds its statistics to the present buffers."""
     module, logits = sgt.Bronco(), bits(6, 5)
     step(module, logits)
     first = module.cv_numbers.clone()
@@ -173,7 +174,7 @@ def test_values_that_were_drawn_before_the_buffers_moved_on():
 
 
 def test_buffers_that_change_in_place_before_the_backward_pass():
-    """As by load_state_dict: what was seen is added to what was loaded."""
+    """After load_state_dict, the statistics of the draw are added to the loaded buffers."""
     module, logits = sgt.Bronco(), bits(6, 5)
     step(module, logits)
     loaded = module.cv_numbers.clone()
@@ -198,7 +199,7 @@ def test_direct_dependence_is_added():
 
 
 def test_nothing_is_computed_twice():
-    """One pass forward, one backward, for the logits and for f's own parameters."""
+    """There is one forward and one backward pass, for the logits and for f's own parameters."""
     forward, backward = [], []
     layer = torch.nn.Linear(6, 3)
     layer.register_forward_hook(lambda *_: forward.append(1))
@@ -224,7 +225,7 @@ def test_only_what_is_asked_for():
 
 
 def test_f_that_only_counts():
-    """Values are enough for RLOO: no graph, whole numbers."""
+    """RLOO needs values only: f may return integers without a graph."""
     logits = bits(5000, 4)
     value = sgt.RLOO(4)(lambda x: (x.detach() > 0.5).sum(-1), logits)
     value.backward()
@@ -234,7 +235,7 @@ def test_f_that_only_counts():
 
 
 def test_random_f_at_a_flip():
-    """The same random numbers as at the sample: noise that f adds cancels."""
+    """f gets the same random numbers as at the sample, so that noise cancels."""
     noises = []
 
     def noisy(x):
@@ -327,7 +328,7 @@ def test_probabilities_get_their_gradient():
 
 
 class TestErrors:
-    """What was given, what is allowed, what to do."""
+    """Error messages say what was given, what is allowed and what to do."""
 
     def test_distribution(self):
         for dist in (td.Normal(0.0, 1.0), td.Independent(td.Poisson(torch.ones(3)), 1), 3.0):
@@ -438,8 +439,8 @@ def test_no_reference_cycles():
 
 @pytest.mark.parametrize("make", [sgt.RLOO, sgt.Bronco, sgt.Lariat, sgt.Rodeo])
 def test_autocast(make):
-    """Half precision where PyTorch chooses it, at the samples and at the flips; float32 gradients
-    near those without."""
+    """PyTorch uses half precision at the samples and at the flips. Gradients are float32, and close
+    to those without autocast."""
     gradients, types = [], set()
     for enabled in (False, True):
         torch.manual_seed(3)
@@ -464,7 +465,7 @@ def test_autocast(make):
 
 @pytest.mark.parametrize("make", [lambda: sgt.RLOO(4), sgt.DisARM, *LEARNING])
 def test_every_pass_gives_the_same_estimate(make):
-    """Whatever happens to the gradients in between."""
+    """In-place changes of the gradients between passes make no difference."""
     torch.manual_seed(0)
     logits = bits(4, 5)
     value = make()(f, logits)
@@ -503,7 +504,7 @@ def test_inference_mode(make):
 
 
 def test_threads_keep_their_objectives_apart():
-    """Modules with equal settings share what is compiled, and each call has its own f."""
+    """Modules with equal settings share compiled functions, but each call uses its own f."""
     entered, programs = threading.Event(), sgt.LocalExpectation(1)._programs
     order = []
 

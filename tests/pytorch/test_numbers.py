@@ -1,4 +1,4 @@
-"""Against the JAX side number by number, and against the exact gradient by z-scores."""
+"""Comparison with JAX number by number, and with the exact gradient by z-scores."""
 
 import math
 
@@ -49,8 +49,8 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_steps_are_those_of_jax(name, kind, monkeypatch):
-    """Three steps from the same samples: value, gradients of logits and of f's parameter, control
-    variates. All samples are drawn in JAX for it, as coupled ones are."""
+    """Three steps with the same samples, all drawn in JAX, give the same value, the same gradients
+    of the logits and of f's parameter, and the same control variates."""
     monkeypatch.setattr(Programs, "couples_samples", True)
     estimator, steps = ESTIMATORS[name], 3
     in_torch, in_jax = objectives(kind)
@@ -92,7 +92,7 @@ def test_steps_are_those_of_jax(name, kind, monkeypatch):
 
 
 def z_scores(module, kind, draws, repeats=10):
-    """Many copies of the problem are one batch, whose elements are independent estimates."""
+    """z-scores from one batch of many copies of the problem, which are independent estimates."""
     in_torch, _ = objectives(kind)
     one = logits(kind, torch.float32, batch=())
     total, square = torch.zeros_like(one), torch.zeros_like(one)
@@ -110,7 +110,7 @@ def z_scores(module, kind, draws, repeats=10):
 @pytest.mark.parametrize("kind", JAX_KINDS)
 @pytest.mark.parametrize("name", ["rloo", "rodeo", "bronco", "lariat"])
 def test_unbiased(name, kind):
-    """While adapting: the control variates are made of past steps alone."""
+    """The estimate is unbiased while `cv` adapts, because `cv` depends on past steps alone."""
     module = sgt.Estimator(ESTIMATORS[name], cv_learning_rate=0.03)
     scores = z_scores(module, kind, 10_000)
     assert np.abs(scores).max() < bound(scores)
@@ -128,7 +128,7 @@ def test_bias_is_seen():
 
 
 class TestSamples:
-    """Independent samples are PyTorch's own, in the law that JAX has."""
+    """Independent samples are drawn by PyTorch, with the same distribution as in JAX."""
 
     def test_bits(self):
         torch.manual_seed(0)

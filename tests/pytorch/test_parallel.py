@@ -1,4 +1,4 @@
-"""Several processes: control variates go with the other buffers."""
+"""With several processes, control variates are synchronised like other buffers."""
 
 import pytest
 

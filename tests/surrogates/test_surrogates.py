@@ -1,4 +1,4 @@
-"""The fast network against the plain one."""
+"""The fast network agrees with the plain one."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from steingrad.surrogates import piecewise
 @pytest.mark.parametrize("shape", [(1, 7), (3, 2, 11), (2, 1, 3, 5)])
 @pytest.mark.parametrize("block", [2**20, 100])
 def test_piecewise_linear_is_the_network(dtype, tolerance, shape, block, monkeypatch):
-    """Outputs, and gradients with respect to parameters and both inputs, in one or many blocks."""
+    """Outputs and gradients (of parameters and both inputs) agree, in one or many blocks."""
     monkeypatch.setattr(piecewise, "BLOCK", block)
     with jax.enable_x64(dtype == jnp.float64):
         surrogate = sg.MLPSurrogate(hidden=13)

@@ -178,7 +178,7 @@ class Estimator(eqx.Module):
         given: Any = [a if a is None else jnp.asarray(a) for a in (x, fx, dfx, fy)]
         if any(jnp.iscomplexobj(array) for array in jax.tree.leaves(given)):
             raise TypeError(
-                "f and its gradient must be real numbers, but complex arrays were given."
+                "f and its gradient must be real numbers, but were complex: pass real arrays."
             )
         dtype = compute_dtype(dist.dtype, *jax.tree.leaves(given))
         given = jax.tree.map(lambda array: array.astype(dtype), given)

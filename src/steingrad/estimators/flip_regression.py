@@ -13,7 +13,8 @@ from ..fast import TINY, solve
 # coordinate's error towards the mean error.
 OWN, COMMON, ERROR = 1.0, 10.0, 2.0
 # The variance is smallest if flips are drawn in proportion to the root mean square of the error,
-# the power ½ of its square. A larger power is better for the layers below a coordinate with errors.
+# the power ½ of its square. A slightly larger power pays off in the layers below, since coordinates
+# with large errors have large weights.
 POWER = 0.7
 
 
