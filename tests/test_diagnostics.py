@@ -287,11 +287,11 @@ def test_what_does_not_fit_is_left_out():
     result = compare(f, dist, estimators, key=KEY, draws=500, adapt_steps=2)
     assert [row.name for row in result.rows] == ["RLOO(2)", "CARMS(3)"]
     assert list(result.skipped) == ["DisARM(2)", "Relax(1, context_size=4)"]
-    assert "Left out: DisARM(2). DisARM works on Bernoulli, but was given Categorical." in str(
+    assert "Left out: DisARM(2). DisARM needs independent bits, but was given Categorical." in str(
         result
     )
     assert result.to_dict()["skipped"] == result.skipped
-    with pytest.raises(ValueError, match="DisARM works on Bernoulli"):
+    with pytest.raises(ValueError, match="DisARM needs independent bits"):
         compare(f, dist, [sg.DisARM(2), sg.ARMS(2)], key=KEY)
 
 
@@ -571,5 +571,6 @@ def test_best_number_of_samples_refuses():
             best_num_samples(f, dist, sg.RLOO, key=KEY, **change)
     with pytest.raises(ValueError, match="RLOO needs a whole num_samples of 2 or more"):
         best_num_samples(f, dist, sg.RLOO, key=KEY, candidates=(1,))
-    with pytest.raises(ValueError, match="CARMS works on Categorical"):
-        best_num_samples(f, dist, sg.CARMS, key=KEY, candidates=(2, 3))
+    subset = sg.Subset(jnp.zeros(3), 2)
+    with pytest.raises(ValueError, match="CARMS needs independent coordinates"):
+        best_num_samples(f, subset, sg.CARMS, key=KEY, candidates=(2, 3))

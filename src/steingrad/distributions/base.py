@@ -202,7 +202,7 @@ class Distribution(eqx.Module):
 
     def slope(self, gradient: Any) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
         r"""The $v$ with $\nabla_\eta (v^\top \mu)$ = `gradient`, as a numerator and a denominator,
-        both shaped like a state. The denominator is the variance of $x$."""
+        both shaped like a state. The denominator measures how much $x$ varies."""
         raise NotImplementedError(f"{type(self).__name__} has no mean in closed form.")
 
     @property

@@ -22,7 +22,7 @@ class Slope(NamedTuple):
 
 
 class Neighbours(eqx.Module):
-    r"""Neighbours of the states `x`, in an array `[..., c, n]` of slots: coordinate
+    r"""Neighbours of the states `x` of `dist`, in an array `[..., c, n]` of slots: coordinate
     `coordinates[..., c]` (`None`: all of them, in order) takes the value with the index
     `values[..., c, n]`, and the others stay.
 

@@ -11,7 +11,7 @@ from ..operators import Row
 
 
 class Values(NamedTuple):
-    """A surrogate at the neighbours of each sample, and at the sample itself."""
+    """A surrogate at the `neighbours` of each sample, and at the sample itself (`self`)."""
 
     neighbours: Float[Array, "samples ... c n"]
     self: Float[Array, "samples ..."]
