@@ -183,7 +183,7 @@ def settings_of(module: eqx.Module) -> dict[str, Any]:
     """Every setting of an estimator, an operator or a surrogate, with its value.
 
     >>> settings_of(operators.MPF(num_coordinates=3))
-    {'damping': 0.0, 'coordinates': 3}
+    {'coordinates': 3, 'damping': 0.0}
     """
     found: dict[str, Any] = {}
     for name, field in fields_of(type(module)).items():

@@ -148,8 +148,8 @@ def test_logits_are_checked(make, error, sentence):
 @pytest.mark.parametrize(
     ("values", "dtype", "match"),
     [
-        ((256.0, 257.0), jnp.bfloat16, "not distinct in its type, bfloat16"),
-        ((2.0**24, 2.0**24 + 1), jnp.float32, "not distinct in its type, float32"),
+        ((256.0, 257.0), jnp.bfloat16, "not distinct in its dtype, bfloat16"),
+        ((2.0**24, 2.0**24 + 1), jnp.float32, "not distinct in its dtype, float32"),
         ((0.0, jnp.nan), jnp.float32, "finite"),
         ((0.0, jnp.inf), jnp.float32, "finite"),
         ((0.0, 1e39), jnp.float32, "finite"),
@@ -171,12 +171,12 @@ def test_values_are_checked_again_in_another_type():
     )
     for q in (ordinal, other):
         narrow = jnp.zeros_like(q.parameters, jnp.bfloat16)
-        with pytest.raises(ValueError, match="not distinct in its type, bfloat16"):
+        with pytest.raises(ValueError, match="not distinct in its dtype, bfloat16"):
             q.with_parameters(narrow)
         cast = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), q)
-        with pytest.raises(ValueError, match="not distinct in its type, bfloat16"):
+        with pytest.raises(ValueError, match="not distinct in its dtype, bfloat16"):
             cast.state(jnp.zeros(3, int))
-        with pytest.raises(ValueError, match="not distinct in its type, bfloat16"):
+        with pytest.raises(ValueError, match="not distinct in its dtype, bfloat16"):
             q.index(jnp.full(3, 256, jnp.bfloat16))
         np.testing.assert_array_equal(q.with_parameters(q.parameters).enumerate(), q.enumerate())
     with pytest.raises(ValueError, match="one logit for each value"):

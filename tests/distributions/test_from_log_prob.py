@@ -555,7 +555,7 @@ def test_bfloat16_parameters():
         ),
         (
             lambda: shared(sampler=lambda *_: jnp.full(2, 0.5)).sample(KEY, (3,)),
-            "entry 0.5, which no state .* came from the sampler",
+            "entry 0.5, which no state .* The sampler returned it",
         ),
         (lambda: shared(sampler=None).sample(KEY), "`GibbsSampler` draws approximate ones"),
         (

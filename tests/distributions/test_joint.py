@@ -309,7 +309,7 @@ def test_inputs_are_checked():
     for estimator in (sg.ARMS(2), sg.DisARM(2)):
         with pytest.raises(ValueError, match=r"was given Joint, .*. RLOO and Rodeo take any"):
             estimator.sample(KEY, dist)
-    with pytest.raises(ValueError, match="Leave num_coordinates at None"):
+    with pytest.raises(ValueError, match="Use num_coordinates=None for all"):
         sg.Gibbs(num_coordinates=1).neighbours(dist, dist.enumerate(), key=KEY)
     with pytest.raises(ValueError, match=r"ask one of joint\.parts, or an operator"):
         dist.shift(dist.enumerate(), (1,))

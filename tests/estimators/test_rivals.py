@@ -520,7 +520,10 @@ class TestRefusals:
             lambda: modified.estimate(modified.init(key), dist, x, x[:, 0], x, key=key)
         )
         assert g.shape == (4,)
-        with pytest.raises(ValueError, match="draws random numbers for its estimate: pass key"):
+        with pytest.raises(
+            ValueError,
+            match="draws random numbers for its estimate, but no key was given: pass key",
+        ):
             modified.estimate(modified.init(key), dist, x, x[:, 0], x)
 
     def test_control_variates(self):

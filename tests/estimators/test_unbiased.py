@@ -153,14 +153,18 @@ def test_damping_is_caught():
 @pytest.mark.parametrize("name", ["bernoulli", "categorical3", "autoregressive", "subset"])
 @pytest.mark.parametrize(
     "operator",
-    [sg.Gibbs(num_coordinates=1), sg.Gibbs("own", 1), sg.Barker("sparse", num_coordinates=1)],
+    [
+        sg.Gibbs(num_coordinates=1),
+        sg.Gibbs("own", num_coordinates=1),
+        sg.Barker("sparse", num_coordinates=1),
+    ],
     ids=["gibbs", "gibbs-own", "barker"],
 )
 @pytest.mark.slow
 def test_some_coordinates(name, operator, monkeypatch):
     """One coordinate is drawn for each sample, and the sum is over these draws as well."""
     dist = normalised_distributions()[name]
-    if operator == sg.Gibbs("own", 1) and not dist.is_product:
+    if operator == sg.Gibbs("own", num_coordinates=1) and not dist.is_product:
         pytest.skip("the own-coordinate scan needs independent coordinates; refusal tested")
     f, d = objective(dist), dist.num_coordinates
     estimator = sg.Rodeo(2, operator, sg.MLPSurrogate(hidden=5))
