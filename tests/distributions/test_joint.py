@@ -311,7 +311,7 @@ def test_inputs_are_checked():
             estimator.sample(KEY, dist)
     with pytest.raises(ValueError, match="Use num_coordinates=None for all"):
         sg.Gibbs(num_coordinates=1).neighbours(dist, dist.enumerate(), key=KEY)
-    with pytest.raises(ValueError, match=r"ask one of joint\.parts, or an operator"):
+    with pytest.raises(ValueError, match=r"pass them to one of joint\.parts, or use an operator"):
         dist.shift(dist.enumerate(), (1,))
     x = jnp.array([[2.0, 0.0, 1.0, 0.0, 0.0]])
     with pytest.raises(ValueError, match="no state of this Joint has"):

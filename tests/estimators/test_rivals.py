@@ -522,7 +522,7 @@ class TestRefusals:
         assert g.shape == (4,)
         with pytest.raises(
             ValueError,
-            match="draws random numbers .* no key was given: pass key",
+            match=r"draws random numbers .* no key was given: pass key",
         ):
             modified.estimate(modified.init(key), dist, x, x[:, 0], x)
 
