@@ -300,11 +300,7 @@ class Distribution(eqx.Module):
         return (index + jnp.asarray(offsets, index.dtype)) % m
 
     def at_neighbours(
-        self,
-        h: Callable[[Float[Array, "..."]], Float[Array, "..."]],
-        x: State,
-        values: Values,
-        coordinates: Coordinates = None,
+        self, h: Callable[[State], State], x: State, values: Values, coordinates: Coordinates = None
     ) -> Slots:
         """`h` at every neighbour, evaluated for a few coordinates at a time."""
         index = self.index(x)

@@ -49,16 +49,13 @@ def first_of(sticks: Sticks, bits: Bool[Array, "... n"]) -> Int[Array, "..."]:
     return take(sticks.order, first[..., None])[..., 0]
 
 
-def antithetic_categories(
-    key: PRNGKeyArray, dist: Any, num_samples: int
-) -> Float[Array, "samples ..."]:
+def antithetic_categories(key: PRNGKeyArray, dist: Any, num_samples: int) -> Float[Array, "..."]:
     """Samples in antithetic pairs: bit by bit as `antithetic_pairs`."""
 
     def one(part, key):
         sticks = break_sticks(part)
-        return part.state(
-            first_of(sticks, antithetic_pairs(key, num_samples, sticks.phi[..., :-1]))
-        )
+        bits = antithetic_pairs(key, num_samples, sticks.phi[..., :-1])
+        return part.state(first_of(sticks, bits))
 
     return dist.sample_by_part(one, key)
 
