@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from .arrays import compute_dtype
 from .distributions.base import Distribution
+from .fast import mean
 
 
 class Evaluated(eqx.Module):
@@ -40,6 +41,18 @@ class Evaluated(eqx.Module):
     """A further input of the control variates, of shape `[*batch, c]`."""
     memo: Any = None
     """The memo that `Estimator.propose` returned with the further points."""
+    sound: Bool[Array, "..."] | None = None
+    """Which elements of the batch count in what is learned, of shape `[*batch]`: those where f and
+    its gradient are finite. The others have f = 0 and a gradient of 0 here. `None`: all count."""
+
+    def only_sound(self, array: Float[Array, "..."]) -> Float[Array, "..."]:
+        """An array `[..., *batch]` with 0 at the elements of the batch that do not count."""
+        return array if self.sound is None else jnp.where(self.sound, array, 0)
+
+    @property
+    def sound_share(self) -> Float[Array, ""]:
+        """The share of the batch that counts in what is learned."""
+        return mean(self.only_sound(jnp.ones(self.fx.shape[1:], self.fx.dtype)))
 
     @property
     def event_ndim(self) -> int:

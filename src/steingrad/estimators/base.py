@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped
 
-from ..arrays import cast, compute_dtype
+from ..arrays import cast, compute_dtype, expand
 from ..derivatives import device_axes, drawn_with, on_each_device, stop_gradient
 from ..distributions.base import Distribution, check_inside
 from ..fast import mean, mean_of_squares
@@ -28,7 +28,11 @@ from .checks import (
     check_num_samples,
     kind,
 )
-from .optimizers import adam
+from .optimizers import adam, largest
+
+SMALLEST = 1e-15
+"""Estimates below this size, or above its inverse, adapt no control variates that are learned by
+descent: the gradient of their mean square is at the end of the range of float32."""
 
 
 class Gradients(NamedTuple):
@@ -148,10 +152,20 @@ class Estimator(eqx.Module):
         @eqx.filter_grad(has_aux=True)
         def mean_square(cv):
             grad = self.gradient(cv, dist, at)
-            return mean_of_squares(grad), grad
+            square, unit = relative_mean_square(grad, dist, at)
+            return square, (grad, unit)
 
-        cv_grad, grad = mean_square(cv)
-        return grad, cv_grad
+        cv_grad, (grad, unit) = mean_square(cv)
+        return grad, times_square(cv_grad, unit)
+
+    def is_sound(self, dist: Distribution, at: Evaluated) -> Bool[Array, "..."]:
+        """Which elements of the batch may enter what is learned, of shape `[*batch]`: those whose
+        values and gradients are finite."""
+        sound = jnp.all(jnp.isfinite(at.fx), axis=0)
+        if at.dfx is None:
+            return sound
+        axes = (0, *range(-at.event_ndim, 0))
+        return sound & jnp.all(jnp.isfinite(at.dfx), axis=axes)
 
     def sample(self, key: PRNGKeyArray, dist: Distribution) -> Float[Array, "samples ..."]:
         """The points at which to evaluate f, of shape `[K, *batch, *event]`, for `estimate`."""
@@ -363,13 +377,46 @@ def weighted(
 
 def run(estimator: Estimator, cv: Any, dist: Distribution, at: Evaluated) -> tuple[Any, Any]:
     """Returns the estimate, and the gradient for the control variates."""
-    wide_cv, dist, at = of_one_type(cv, dist, at)
+    wide_cv, dist, at = prepare(estimator, cv, dist, at)
     if estimator.looks_further:
         y, memo = estimator.propose(wide_cv, dist, at)
         assert at.f is not None
         at = dataclasses.replace(at, fy=jax.vmap(at.f)(y), memo=memo)
-    grad, cv_grad = estimator.adapt(wide_cv, dist, at)
+    grad, cv_grad = learn(estimator, wide_cv, dist, at)
     return grad, cv_grad if wide_cv is cv else cast(cv_grad, cv)
+
+
+def prepare(
+    estimator: Estimator, cv: Any, dist: Distribution, at: Evaluated
+) -> tuple[Any, Distribution, Evaluated]:
+    """Cast all arguments to one dtype and, if something is learned, find the elements of the batch
+    that may enter it."""
+    cv, dist, at = of_one_type(cv, dist, at)
+    if cv is None:
+        return cv, dist, at
+    sound = estimator.is_sound(dist, at)
+    at = dataclasses.replace(at, sound=sound)
+    dfx = at.dfx
+    if dfx is not None:
+        dfx = jnp.where(expand(sound, dfx.ndim - 1), dfx, 0)
+    return cv, dist, dataclasses.replace(at, fx=at.only_sound(at.fx), dfx=dfx)
+
+
+def learn(estimator: Estimator, cv: Any, dist: Distribution, at: Evaluated) -> tuple[Any, Any]:
+    """`Estimator.adapt`, made safe: whatever f returned, nothing enters the control variates that
+    is not finite. The estimate itself is NaN for an element of the batch whose f is not finite."""
+    grad, cv_grad = estimator.adapt(cv, dist, at)
+    # What was finite may have overflowed. Then nothing is learned from this step.
+    finite = jnp.isfinite(largest(cv_grad))
+    return stamp(grad, dist, at), jax.tree.map(lambda g: jnp.where(finite, g, 0), cv_grad)
+
+
+def stamp(grad: Any, dist: Distribution, at: Evaluated) -> Any:
+    """The estimate, with NaN at the elements of the batch that are not sound."""
+    if at.sound is None:
+        return grad
+    sound = jnp.all(at.sound) if dist.shares_parameters else at.sound
+    return jax.tree.map(lambda g: jnp.where(expand(sound, g.ndim), g, jnp.nan), grad)
 
 
 def of_one_type(cv: Any, dist: Distribution, at: Evaluated) -> tuple[Any, Distribution, Evaluated]:
@@ -377,6 +424,33 @@ def of_one_type(cv: Any, dist: Distribution, at: Evaluated) -> tuple[Any, Distri
     situation, dtype = (cv, dist, at), at.fx.dtype
     leaves = filter(eqx.is_inexact_array, jax.tree.leaves(situation))
     return situation if all(leaf.dtype == dtype for leaf in leaves) else cast(situation, dtype)
+
+
+def relative_mean_square(
+    grad: Any, dist: Distribution, at: Evaluated
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Returns the mean square of an estimate in units of its size, and the unit, a power of two.
+    The square of a very small or large number would leave the range of float32."""
+    if at.sound is not None and not dist.shares_parameters:
+        sound = at.sound
+        grad = jax.tree.map(lambda g: jnp.where(expand(sound, g.ndim), g, 0), grad)
+    unit = power_of_two(jax.lax.stop_gradient(largest(grad)))
+    return mean_of_squares(jax.tree.map(lambda g: g / unit.astype(g.dtype), grad)), unit
+
+
+def power_of_two(size: Float[Array, ""]) -> Float[Array, ""]:
+    """The least power of two above `size`; 1 if it is 0 or not finite."""
+    _, exponent = jnp.frexp(size)
+    power = jnp.ldexp(jnp.ones((), size.dtype), exponent)
+    return jnp.where((size > 0) & jnp.isfinite(size), power, 1)
+
+
+def times_square(tree: Any, unit: Float[Array, ""]) -> Any:
+    """Multiply by the square of `unit`, a power of two. If the square is below 10⁻³⁰ or above 10³⁰,
+    the result is 0, so that nothing is learned from numbers at the ends of float32's range."""
+    inside = (unit > SMALLEST) & (unit < 1 / SMALLEST)
+    factor = jnp.where(inside, jnp.where(inside, unit, 0) ** 2, 0)
+    return jax.tree.map(lambda g: g * factor.astype(g.dtype), tree)
 
 
 def value_and_grad(problem: Problem) -> tuple[Any, Gradients]:

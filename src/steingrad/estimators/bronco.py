@@ -19,12 +19,20 @@ from .base import Estimator
 from .checks import check_key
 from .flip_regression import ERROR, coefficients, relative_errors, sums_by_coordinate
 
-# In training f itself drifts faster than the effects of flips. So the mean of f is over the last 20
-# steps, or over as many steps as have 500 samples if these are more.
-VALUE_STEPS, VALUE_SAMPLES = 20, 500
-# If the present scale of changes differs from the past scale by more than this factor, the
-# objective has jumped. Sums in units of the scale then stay right with the new scale.
+# In training f and the typical size of its changes drift faster than the effects of flips in units
+# of that size. So their means are over the last 20 steps, or over as many steps as have 500 samples
+# if these are more.
+FAST_STEPS, FAST_SAMPLES = 20, 500
+# If the slopes of this step differ from the past changes by more than this factor, the objective
+# has jumped, and the slopes give the scale.
 JUMP = 30.0
+# What an accident of f can do: a flip whose change is UNUSUAL times the scale or more counts
+# less, its squared error counts as at most FAR times the mean, and the scale grows by at most
+# GROWTH in a step.
+UNUSUAL, FAR, GROWTH = 1e4, 1e4, 4.0
+# After an accident at the very first step the scale is far too large. Slopes that are smaller than
+# the scale by this factor show that.
+DROP = 1e-6
 
 
 class Guess(NamedTuple):
@@ -111,13 +119,13 @@ class Bronco(Estimator):
         flips: Float[Array, ""]
         """The number of flips."""
         change: Float[Array, ""]
-        """Absolute changes of f by these flips."""
+        """Mean absolute changes of f by the flips of a step. Their mean is the scale."""
         value: Float[Array, ""]
         """Values of f."""
         deviation: Float[Array, ""]
         """Absolute differences between f and its mean."""
         steps: Float[Array, ""]
-        """The number of steps that `value` and `deviation` are sums over."""
+        """The number of steps that `change`, `value` and `deviation` are sums over."""
         effect: Float[Array, "d m 2"] | None
         """For each value of each coordinate, the changes of f when the coordinate takes this value,
         and their number; `None` if `use_gradient`."""
@@ -167,6 +175,10 @@ class Bronco(Estimator):
     def cv_optimizer(self, learning_rate):
         return optax.sgd(1.0)
 
+    def is_sound(self, dist, at):
+        # The gradient of f only enters the guess.
+        return jnp.all(jnp.isfinite(at.fx), axis=0)
+
     def propose(self, cv, dist, at):
         guess = self.guess(cv, dist, at)
         drawn = self.choose(at, guess)
@@ -185,17 +197,19 @@ class Bronco(Estimator):
         flips = dist.flips(at.x)
         conditional = flips.conditional()
         size = conditional * (1 - conditional)
-        slope = Slope(at.dfx, None)
-        if not self.use_gradient:
+        if self.use_gradient:
+            # A slope that is not finite tells nothing. Any guess leaves the estimate unbiased.
+            slope = Slope(jnp.where(jnp.isfinite(at.dfx), at.dfx, 0), None)
+        else:
             number = cv.effect[..., 1] + ERROR * jnp.mean(cv.effect[..., 1]) + TINY
             slope = Slope(None, cv.effect[..., 0] / number)
-        # Where q is 0, an f with log q in it has an infinite slope, which must not enter the scale.
+        # Values of probability 0 must not enter the scale.
         linear = jnp.where(conditional > 0, flips.first_order(slope), 0)
-        scale = past = cv.change / (cv.flips + TINY)
+        scale = past = cv.change / (cv.steps + TINY)
         if self.use_gradient:
             now = mean(jnp.abs(linear))
-            scale = jnp.where(now > JUMP * past, now, past)
-        cv = after_jump(cv, scale)
+            jumped = (now > JUMP * past) | ((now < DROP * past) & (now > 0))
+            scale = jnp.where(jumped, now, past)
 
         past_mean, deviation = cv.value / (cv.steps + TINY), cv.deviation / (cv.steps + TINY)
         value = (at.fx - past_mean) / jnp.where(deviation > 0, deviation, 1)
@@ -231,17 +245,22 @@ class Bronco(Estimator):
         slots, (d, m) = drawn.slots, dist.flip_shape
         known = partial(at_slots, slots=slots)
         change, mean_change, further = changes(at, guess, drawn)
-        seen = jnp.mean(jnp.abs(change))
+        sound = jnp.isfinite(change) if at.sound is None else jnp.isfinite(change) & at.sound
+        change, mean_change = (jnp.where(sound, c, 0) for c in (change, mean_change))
+        seen, share = jnp.mean(jnp.abs(change)), jnp.mean(sound.astype(change.dtype))
         scale = jnp.where(guess.scale > 0, guess.scale, jnp.where(seen > 0, seen, 1))
-        # A slope near zero may be chance. If flips change nothing either, the scale has dropped.
-        now = jnp.maximum(mean(jnp.abs(guess.features[0])) * scale, seen)
-        cv = after_jump(cv, jnp.where(now * JUMP < guess.scale, now, guess.scale))
+        slope, *others = (known(feature) for feature in guess.features)
+        slope, change = slope + further / scale, change / scale
         # Divided by π, sums over the flips estimate sums over all neighbours.
         count = math.prod(guess.change.shape[-2:])
         weight = known(guess.size) ** 2 / (known(guess.probability) * count)
-        slope, *others = (known(feature) for feature in guess.features)
-        features = jnp.stack([slope + further / scale, *others], axis=-1)
+        unusual = jnp.maximum(jnp.abs(change), jnp.abs(slope)) / UNUSUAL
+        weight = jnp.where(sound, weight / jnp.maximum(unusual, 1) ** 2, 0)
         missed = (mean_change - known(guess.change)) / scale
+        usual = jnp.sum(cv.error) / (jnp.sum(cv.size) + TINY)
+        error = jnp.where(sound, missed**2, 0)
+        error = jnp.where(usual > 0, jnp.minimum(error, FAR * usual), error)
+        features = jnp.stack([slope, *others], axis=-1)
         weighted = weight[..., None] * features
         coordinates = guess.flips.coordinate_of(slots)
         sums = sums_by_coordinate(
@@ -249,47 +268,43 @@ class Bronco(Estimator):
             coordinates,
             {
                 "gram": weighted[..., :, None] * features[..., None, :],
-                "cross": weighted * (change / scale)[..., None],
-                "error": weight * missed**2,
+                "cross": weighted * change[..., None],
+                "error": weight * error,
                 "size": weight,
             },
         )
         effect = None
         if cv.effect is not None:
             here, there = known(guess.flips.here), known(guess.flips.there)
-            ones = jnp.ones_like(change)
+            ones, change = jnp.ones_like(change), change * scale
             moves = weight[..., None] * jnp.stack([change, ones, -change, ones], axis=-1)
             effect = jnp.zeros((d, m, 2), change.dtype).at[coordinates, there].add(moves[..., :2])
             effect = effect.at[coordinates, here].add(moves[..., 2:])
-        number = jnp.asarray(slots.size, change.dtype)
-        deviation = jnp.mean(jnp.abs(at.fx - cv.value / (cv.steps + TINY)))
+        # The usual distance of f from its mean bounds how far one step can move the mean.
+        middle, usual = cv.value / (cv.steps + TINY), cv.deviation / (cv.steps + TINY)
+        of_values = at.sound_share
+        off = mean(at.only_sound(at.fx - middle))
+        off = jnp.where(usual > 0, jnp.clip(off, -FAR * usual, FAR * usual), off)
+        deviation = mean(at.only_sound(jnp.abs(at.fx - middle)))
         new = self.CV(
             **sums,
-            flips=number,
-            change=seen * number,
-            value=jnp.mean(at.fx),
-            deviation=jnp.where(cv.steps > 0, deviation, 0),
-            steps=jnp.ones_like(number),
+            flips=share * slots.size,
+            change=at_most(seen, cv.change),
+            value=of_values * middle + off,
+            deviation=jnp.where(cv.steps > 0, at_most(deviation, cv.deviation), 0),
+            steps=of_values,
             effect=effect,
         )
-        window = self.memory * d
-        slow = jax.tree.map(lambda leaf: window / (window + slots.size), cv)
-        fast = 1 - min(1 / VALUE_STEPS, at.fx.size / VALUE_SAMPLES)
-        of_value = lambda cv: (cv.value, cv.deviation, cv.steps)
-        decay = eqx.tree_at(of_value, slow, (fast,) * 3)
+        slow = jax.tree.map(lambda leaf: 1 / (1 + slots.size / (self.memory * d)), cv)
+        fast = 1 - min(1 / FAST_STEPS, at.fx.size / FAST_SAMPLES)
+        of_value = lambda cv: (cv.change, cv.value, cv.deviation, cv.steps)
+        decay = eqx.tree_at(of_value, slow, (fast,) * 4)
         return jax.tree.map(lambda old, new, by: by * old + new, cv, new, decay)
 
 
-def after_jump(cv: Any, scale: Float[Array, ""]) -> Any:
-    """Adjust the sums if the objective has jumped, so that `scale` differs from the past scale.
-    Sums in units of the scale stay unchanged. The sum of absolute changes becomes that of the new
-    scale, and the values of f are forgotten."""
-    change = scale * cv.flips
-    jumped = jnp.abs(change - cv.change) > 0.1 * change
-    where = lambda cv: (cv.change, cv.value, cv.deviation, cv.steps)
-    old = where(cv)
-    kept = (jnp.where(jumped, change, old[0]), *(jnp.where(jumped, 0, leaf) for leaf in old[1:]))
-    return eqx.tree_at(where, cv, kept)
+def at_most(new: Float[Array, ""], past: Float[Array, ""]) -> Float[Array, ""]:
+    """What a step adds to a sum, which grows by at most the factor 1 + GROWTH once it is known."""
+    return jnp.where(past > 0, jnp.minimum(new, GROWTH * past), new)
 
 
 def corrected(at: Evaluated, guess: Guess, drawn: Drawn) -> Any:

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import as_index, check_whole
-from ..fast import mean_of_others, mean_of_samples, mean_of_squares, sum_of_events
+from ..arrays import as_index, check_whole, expand
+from ..fast import mean, mean_of_others, mean_of_samples, sum_of_events
 from ..operators import Gibbs, Operator
 from ..surrogates import Surrogate
-from .base import Estimator
-from .least_squares import DECAY, RIDGE, Products, make_terms
+from .base import Estimator, power_of_two, relative_mean_square, times_square
+from .least_squares import DECAY, RIDGE, Products, make_terms, spread_of
 from .optimizers import average_or_adam, average_step
 from .stein import stein_terms
 
@@ -176,26 +176,39 @@ class Lariat(Estimator):
         return self._terms(cv, dist, at).combine(self._coefficients(cv))
 
     def adapt(self, cv, dist: Any, at):
+        past = cv.averages.products
+        spread = spread_of(at)
+        factors = past.factors(spread, at)
+
         @eqx.filter_grad(has_aux=True)
         def loss(learned):
             context, surrogate = learned
             terms = self._terms(self.CV(cv.averages, stop(context), surrogate), dist, at)
-            grad, products = terms.combine_and_products(self._coefficients(cv))
+            grad, products = terms.combine_and_products(self._coefficients(cv), factors)
+            square, unit = relative_mean_square(grad, dist, at)
             fit = self._context_loss(context, cv, dist, at) if self.context_size else 0.0
-            return mean_of_squares(grad) + fit, (grad, products)
+            return square + fit, (grad, unit, products)
 
         stop = lambda tree: jax.tree.map(jax.lax.stop_gradient, tree)
-        (context, surrogate), (grad, products) = loss((cv.context, cv.surrogate))
+        (context, surrogate), (grad, unit, products) = loss((cv.context, cv.surrogate))
+        context = times_square(context, power_of_two(past.unit(spread)))
+        surrogate = times_square(surrogate, unit)
+        weight, influence = at.sound_share, at.only_sound(past.influence(spread))
+        middle = self._value(cv, at)
+        value = weight * middle + mean(influence * (at.fx - middle))
         memory = None
         if self._remembers:
-            past: Any = (at.dfx, jnp.ones_like(at.x)) if self.gradients else dist.slope(grad)
-            slope, scale = past
-            mean = lambda v: jnp.mean(v, axis=tuple(range(v.ndim - dist.event_ndim)))
-            memory = mean(slope), mean(scale)
-        seen = self.Averages(
-            Products(products, jnp.ones_like(products[0, 0])), jnp.mean(at.fx), memory
-        )
-        return grad, self.CV(average_step(cv.averages, seen, self.decay), context, surrogate)
+            own = lambda g: expand(influence, g.ndim) * g
+            of_sound = expand(at.only_sound(jnp.ones_like(influence)), at.x.ndim - 1)
+            slope, scale = dist.slope(jax.tree.map(own, grad))
+            if self.gradients:
+                slope, scale = expand(influence, at.x.ndim - 1) * at.dfx, jnp.ones_like(at.x)
+            batch = lambda v: jnp.mean(v, axis=tuple(range(v.ndim - dist.event_ndim)))
+            memory = batch(slope), batch(scale * of_sound)
+        step = past.step(products, weight, spread, self.decay)
+        old, rest = cv.averages, (value, memory)
+        averages = self.Averages(step, *average_step((old.value, old.memory), rest, self.decay))
+        return grad, self.CV(averages, context, surrogate)
 
     def _coefficients(self, cv):
         return cv.averages.products.coefficients(self.decay, self.ridge)
@@ -206,7 +219,9 @@ class Lariat(Estimator):
         # Each term is a pair: the weights of the K scores, and a vector that is added, if any.
         terms: list = [(fx - mean_of_others(fx), None)]
         if self.values:
-            terms += [(-one, None), (self._value(cv, fx) - mean_of_others(fx), None)]
+            # In units of f's spread the offset is like the other terms, which are linear in f.
+            offset = -cv.averages.products.unit(spread_of(at)) * one
+            terms += [(offset, None), (self._value(cv, at) - mean_of_others(fx), None)]
         if self._needs_mean:
             terms += self._linear_terms(cv, dist, at)
         if self.surrogate is not None:
@@ -239,11 +254,12 @@ class Lariat(Estimator):
             linear(slope, slope, slope)
         return terms
 
-    def _value(self, cv, fx):
+    def _value(self, cv, at):
         """The mean of f over past steps; at the first step, over the samples of this step."""
-        weight = cv.averages.products.weight
+        weight, share = cv.averages.products.weight, at.sound_share
         past = cv.averages.value / jnp.where(weight > 0, weight, 1)
-        return jnp.where(weight > 0, past, jnp.mean(fx))
+        now = mean(at.fx) / jnp.where(share > 0, share, 1)
+        return jnp.where(weight > 0, past, now)
 
     def _memory(self, cv):
         weight = cv.averages.products.weight
@@ -275,12 +291,14 @@ class Lariat(Estimator):
         return outputs[..., 0], outputs[..., 1:].reshape(*dist.batch_shape, *dist.event_shape)
 
     def _context_loss(self, maps, cv, dist, at):
-        """The mean squared error of the linear model, in f and in its gradient."""
+        """The mean squared error of the linear model, in f and in its gradient, in units of f's
+        spread."""
         baseline, slope = self._context(maps, dist, at)
         centred = at.x - dist.mean
-        residual = at.fx - self._value(cv, at.fx) - baseline
+        unit = power_of_two(cv.averages.products.unit(spread_of(at)))
+        residual = at.fx - self._value(cv, at) - baseline
         if self.gradients:
-            misfit = sum_of_events((centred * (at.dfx - slope)) ** 2, at.event_ndim)
+            misfit = sum_of_events((centred * (at.dfx - slope) / unit) ** 2, at.event_ndim)
         else:
             misfit, residual = 0, residual - sum_of_events(slope * centred, at.event_ndim)
-        return jnp.mean(residual**2 + misfit)
+        return mean(at.only_sound((residual / unit) ** 2 + misfit))

@@ -13,12 +13,15 @@ from jaxtyping import Array, Float
 from ..arrays import expand
 from ..distributions.base import Distribution
 from ..distributions.neighbours import Neighbours
-from ..fast import sum_of_events, sum_of_samples
-from .optimizers import average_step
+from ..fast import mean, mean_of_others, sum_of_events, sum_of_samples
+from ..objective import Evaluated
 
 DECAY = 0.99
 RIDGE = 1e-4
 WARM_UP = 10  # steps without control variates: too few to know their coefficients
+LIMIT = 10.0  # an f that is spread this many times more than usual counts no more than this
+DROP = 1e-6  # if f is spread less than usual by this factor, all averages begin anew
+LARGEST = 120.0  # the largest exponent of the unit, in the range of float32
 
 
 class Terms(NamedTuple):
@@ -31,6 +34,8 @@ class Terms(NamedTuple):
     weights: Float[Array, "terms basis ..."]
     basis: Any
     """Shaped like the distribution's parameters, with an axis for $r$ before the batch axes."""
+    num_scores: int
+    """How many of the basis are scores. The others are vectors that are linear in f."""
 
     @classmethod
     def of(cls, terms: list[tuple[Float[Array, "samples ..."], Any]], score: Any) -> "Terms":
@@ -43,14 +48,21 @@ class Terms(NamedTuple):
         weights = jnp.concatenate([weights / weights.shape[1], unit], axis=1)
         vectors = [terms[m][1] for m in added]
         stack = lambda s, *vectors: jnp.concatenate([s, *(v[None] for v in vectors)])
-        return cls(weights, jax.tree.map(stack, score, *vectors))
+        return cls(weights, jax.tree.map(stack, score, *vectors), terms[0][0].shape[0])
 
-    def products(self) -> Float[Array, "terms terms"]:
-        r"""$G_m^\top G_n$, averaged over the batch."""
+    def products(self, factors: Float[Array, "..."]) -> Float[Array, "terms terms"]:
+        r"""$G_m^\top G_n$, averaged over the batch, each element times the square of its factor."""
+        # The factors bring f to size 1. It is in the weights of the scores and in the vectors.
+        scores = self.num_scores
+        weights = jnp.concatenate(
+            [self.weights[:, :scores] * factors, self.weights[:, scores:]], axis=1
+        )
+        scaled = lambda b: b.at[scores:].multiply(expand(factors, b.ndim - 1))
         axes = lambda b: b.ndim - self.weights[0].ndim
-        inner = jax.tree.map(lambda b: sum_of_events(b[:, None] * b, axes(b)), self.basis)
+        product = lambda b: sum_of_events(b[:, None] * b, axes(b))
+        inner = jax.tree.map(lambda b: product(scaled(b)), self.basis)
         inner = functools.reduce(operator.add, jax.tree.leaves(inner))
-        weights, inner = (a.reshape(*a.shape[:2], -1) for a in (self.weights, inner))
+        weights, inner = (a.reshape(*a.shape[:2], -1) for a in (weights, inner))
         products = jnp.einsum("mrb,rqb,nqb->mn", weights, inner, weights, precision="highest")
         return products / weights.shape[-1]
 
@@ -60,9 +72,11 @@ class Terms(NamedTuple):
         weigh = lambda b: sum_of_samples(expand(weights, b.ndim) * b)
         return jax.tree.map(weigh, self.basis)
 
-    def combine_and_products(self, coefficients: Float[Array, " terms"]) -> tuple[Any, Array]:
-        """Returns `combine(coefficients)` and `products()`."""
-        return self.combine(coefficients), self.products()
+    def combine_and_products(
+        self, coefficients: Float[Array, " terms"], factors: Float[Array, "..."]
+    ) -> tuple[Any, Array]:
+        """Returns `combine(coefficients)` and `products(factors)`."""
+        return self.combine(coefficients), self.products(jax.lax.stop_gradient(factors))
 
 
 class Change(NamedTuple):
@@ -95,18 +109,19 @@ class LargeTerms(NamedTuple):
             total = jax.tree.map(jnp.add, total, change.vector(factors[m]))
         return total
 
-    def combine_and_products(self, coefficients: Float[Array, " terms"]) -> tuple[Any, Array]:
+    def combine_and_products(
+        self, coefficients: Float[Array, " terms"], factors: Float[Array, "..."]
+    ) -> tuple[Any, Array]:
+        factors = jax.lax.stop_gradient(factors)
         score = lambda weights: self.dist.weighted_score(weights / len(self.x), self.x)
-        vectors = jax.vmap(score)(self.weights)
+        vectors = jax.vmap(score)(jax.lax.stop_gradient(self.weights) * factors)
         for m, change in self.changes.items():
             add = lambda v, c, m=m: v.at[m].add(c)
-            vectors = jax.tree.map(add, vectors, change.vector())
-        factors = self._factors(coefficients)
-        total = jax.tree.map(lambda v: jnp.tensordot(factors, v, axes=1), vectors)
+            vectors = jax.tree.map(add, vectors, change.vector(factors[..., None, None]))
         flat = [v.reshape(len(v), -1) for v in jax.tree.leaves(jax.lax.stop_gradient(vectors))]
         products = [jnp.matmul(v, v.T, precision="highest") for v in flat]
         size = 1 if self.dist.shares_parameters else math.prod(self.dist.batch_shape)
-        return total, functools.reduce(operator.add, products) / size
+        return self.combine(coefficients), functools.reduce(operator.add, products) / size
 
     def _factors(self, coefficients):
         return jnp.concatenate([jnp.ones(1, coefficients.dtype), coefficients])
@@ -125,18 +140,57 @@ def make_terms(
 
 class Products(eqx.Module):
     r"""Moving averages of $G_m^\top G_n$, with the estimate itself, $G_0$, in the first row and
-    column."""
+    column. They are in units of the square of f's spread, so that f may have any size."""
 
     matrix: Float[Array, "terms terms"]
     weight: Float[Array, ""]
     """The moving average of 1, which shows how many steps there have been."""
+    log_unit: Float[Array, ""]
+    """The logarithm to base 2 of the mean spread of f, the unit."""
 
     @classmethod
     def zero(cls, num_terms: int) -> "Products":
-        return cls(jnp.zeros((1 + num_terms, 1 + num_terms)), jnp.zeros(()))
+        return cls(jnp.zeros((1 + num_terms, 1 + num_terms)), jnp.zeros(()), jnp.zeros(()))
 
-    def step(self, products: Float[Array, "terms terms"], decay: float = DECAY) -> "Products":
-        return average_step(self, Products(products, jnp.ones_like(self.weight)), decay)
+    def unit(self, spread: Float[Array, "..."]) -> Float[Array, ""]:
+        """The spread of f in past steps or, if it is not known yet, in this step."""
+        now = mean(spread)
+        first = jnp.where((now > 0) & jnp.isfinite(now), now, 1)
+        return jnp.where(self.matrix[0, 0] > 0, jnp.exp2(self.log_unit), first)
+
+    def influence(self, spread: Float[Array, "..."]) -> Float[Array, "..."]:
+        """A factor for each element of the batch, below 1 if its f is spread more than `LIMIT`
+        units, so that one accident does not outweigh all that was learned before."""
+        limit = LIMIT * self.unit(spread)
+        return jnp.where(spread > limit, limit / jnp.where(spread > 0, spread, 1), 1)
+
+    def factors(self, spread: Float[Array, "..."], at: Evaluated) -> Float[Array, "..."]:
+        """The factors of the batch's elements in `combine_and_products`: their influence, in units
+        of f's spread, or 0 for those that are not sound."""
+        return at.only_sound(self.influence(spread) / self.unit(spread))
+
+    def step(
+        self,
+        products: Float[Array, "terms terms"],
+        weight: Float[Array, ""],
+        spread: Float[Array, "..."],
+        decay: float = DECAY,
+    ) -> "Products":
+        """The averages minus their new values. `products` are in units of `unit(spread)`."""
+        unit, now = self.unit(spread), mean(spread)
+        # If f has become smaller by far, what is known of it is of no use: begin anew.
+        begin = (now > 0) & (now < DROP * unit)
+        old_matrix, old_weight = (jnp.where(begin, 0, a) for a in (self.matrix, self.weight))
+        # The unit is a moving average, too. No element of the batch counts more than `LIMIT`.
+        growth = 1 + (1 - decay) * (mean(jnp.minimum(spread / unit, LIMIT)) - weight)
+        growth = jnp.where(begin, now / unit, jnp.where(now > 0, growth, 1))
+        matrix = jnp.where(begin, 0, (decay * old_matrix + (1 - decay) * products) / growth**2)
+        log_unit = jnp.clip(jnp.log2(unit) + jnp.log2(growth), -LARGEST, LARGEST)
+        return Products(
+            self.matrix - matrix,
+            self.weight - (decay * old_weight + (1 - decay) * weight),
+            self.log_unit - log_unit,
+        )
 
     def coefficients(self, decay: float = DECAY, ridge: float = RIDGE) -> Float[Array, " terms"]:
         r"""The $c$ that minimise the mean square of $G_0 + \sum_m c_m G_m$; 0 in the first steps.
@@ -151,3 +205,9 @@ class Products(eqx.Module):
         gram = scale[:, None] * gram * scale + ridge * jnp.eye(len(gram), dtype=gram.dtype)
         c = -scale * jnp.linalg.solve(gram, scale * target)
         return jnp.where(self.weight > 1 - decay ** (WARM_UP - 0.5), c, 0)
+
+
+def spread_of(at: Evaluated) -> Float[Array, "..."]:
+    """How far f at the samples of each element of the batch is from f at the other samples; 0 for
+    elements that are not sound."""
+    return at.only_sound(jnp.max(jnp.abs(at.fx - mean_of_others(at.fx)), axis=0))

@@ -1,35 +1,103 @@
 """Optimisers for control variates."""
 
 import functools
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Float, Int
+
+# One step can multiply Adam's scale of gradients by at most √(1 − β₂) LARGEST, which is 3. A step
+# whose gradient is larger, because f had an accident, is scaled down.
+LARGEST = 100.0
+# If the gradients of the last hundred steps or so are all smaller than the scale by this factor,
+# the objective has become smaller, and the scale follows at once.
+SMALLER, RECENT_DECAY = 10.0, 0.99
+
+
+class AdamState(NamedTuple):
+    """The moments of Adam."""
+
+    count: Int[Array, ""]
+    mean: Any
+    """Moving averages of the gradients."""
+    root: Any
+    """Square roots of the moving averages of the squared gradients. The squares themselves leave
+    the range of float32 if f is very small or very large."""
+    recent: Float[Array, ""]
+    """The largest gradient of the last steps."""
 
 
 def adam(learning_rate: Any, b1: float = 0.9) -> optax.GradientTransformation:
-    """Adam for gradients of any size. Gradients of control variates grow with the square of f and
-    shrink with the square of the batch size, so ε is relative to the largest gradient. (Without any
-    ε the rounding errors of a zero gradient would become full steps.)"""
-    inner: Any = optax.scale_by_adam(b1=b1)
+    """Adam for gradients of any size, which recovers from steps with absurd ones.
+
+    Gradients of control variates grow with the square of f and shrink with the square of the batch
+    size, so ε is relative to the largest gradient. (Without any ε the rounding errors of a zero
+    gradient would become full steps.) A gradient that is not finite changes nothing.
+    """
+    b2 = 0.999
+
+    def init(params: Any) -> AdamState:
+        zeros = lambda: jax.tree.map(jnp.zeros_like, params)
+        return AdamState(jnp.zeros((), jnp.int32), zeros(), zeros(), jnp.zeros(()))
 
     def update(updates: Any, state: Any, params: Any = None):
-        _, state = inner.update(updates, state, params)
-        mean, square = (
-            optax.tree.bias_correction(moment, decay, state.count)
-            for moment, decay in ((state.mu, b1), (state.nu, 0.999))
+        grown = largest(state.root) / jnp.sqrt(1 - b2 ** jnp.maximum(state.count, 1))
+        now = largest(updates)
+        finite = jnp.isfinite(now)
+        shrink = jnp.where((now > LARGEST * grown) & (grown > 0), LARGEST * grown / now, 1)
+        gradient = jax.tree.map(lambda g: g * shrink.astype(g.dtype), updates)
+        count = state.count + 1
+        mean = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mean, gradient)
+        root = jax.tree.map(
+            lambda r, g: jnp.hypot(math.sqrt(b2) * r, math.sqrt(1 - b2) * g), state.root, gradient
         )
-        root = jax.tree.map(jnp.sqrt, square)
-        largest = [jnp.max(leaf).astype(float) for leaf in jax.tree.leaves(root) if leaf.size]
-        floor = 1e-8 * functools.reduce(jnp.maximum, largest, jnp.zeros((), float))
-        step = lambda m, r: jnp.where(r > 0, m / (r + floor.astype(r.dtype)), 0)
-        return jax.tree.map(step, mean, root), state
+        recent = jnp.maximum(RECENT_DECAY * state.recent, shrink * now)
+        too_large = largest(root) / jnp.sqrt(1 - b2**count) / SMALLER
+        lower = jnp.where(recent < too_large, recent / jnp.where(too_large > 0, too_large, 1), 1)
+        mean, root = jax.tree.map(lambda leaf: leaf * lower.astype(leaf.dtype), (mean, root))
+        floor = 1e-8 * largest(root) / jnp.sqrt(1 - b2**count)
 
-    scale = optax.GradientTransformation(inner.init, update)
+        def step(m, r):
+            r = r / jnp.sqrt(1 - b2**count).astype(r.dtype) + floor.astype(r.dtype)
+            return jnp.where(r > 0, m / (1 - b1**count).astype(m.dtype) / jnp.where(r > 0, r, 1), 0)
+
+        is_network = lambda node: isinstance(node, dict) and "b_in" in node
+        steps = jax.tree.map(step, mean, root)
+        steps = jax.tree.map(with_small_biases, steps, root, is_leaf=is_network)
+        following = steps, AdamState(count, mean, root, recent)
+        unchanged = jax.tree.map(jnp.zeros_like, updates), state
+        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), following, unchanged)
+
+    scale = optax.GradientTransformation(init, update)
     return optax.chain(scale, optax.scale_by_learning_rate(learning_rate))
+
+
+def with_small_biases(steps: Any, root: Any) -> Any:
+    """The steps of a network, with those of the biases in units of the network's inputs and
+    outputs, if these are below 1.
+
+    Weights are pure numbers, but biases have the unit of f. The gradients tell this unit: those of
+    the weights are f times those of the biases. So an f of 10⁻⁵ does not get biases of 10⁻³.
+    """
+    if not isinstance(steps, dict):
+        return steps
+    weights, biases = (
+        largest([leaf for name, leaf in root.items() if name.startswith(kind)]) for kind in "wb"
+    )
+    unit = jnp.where(weights < biases, weights / jnp.where(biases > 0, biases, 1), 1)
+    of_biases = lambda name, leaf: leaf * unit.astype(leaf.dtype) if name.startswith("b") else leaf
+    return {name: of_biases(name, leaf) for name, leaf in steps.items()}
+
+
+def largest(tree: Any) -> Float[Array, ""]:
+    """The largest absolute value of all numbers in a tree; NaN if one of them is."""
+    leaves = [jnp.max(jnp.abs(leaf)).astype(float) for leaf in jax.tree.leaves(tree) if leaf.size]
+    return functools.reduce(jnp.maximum, leaves, jnp.zeros((), float))
 
 
 def slow_adam(learning_rate: Any) -> optax.GradientTransformation:

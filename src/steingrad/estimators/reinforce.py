@@ -8,9 +8,11 @@ import optax
 from jaxtyping import Array, Float
 
 from ..arrays import as_index
+from ..fast import mean
 from .base import Estimator, mean_of_scores
 
 DECAY = 0.99
+LIMIT = 100.0  # one step moves a moving average by at most its usual distance from f
 
 
 class Reinforce(Estimator):
@@ -37,6 +39,8 @@ class Reinforce(Estimator):
         """The baseline b."""
 
         baseline: Float[Array, ""]
+        distance: Float[Array, ""] | None = None
+        """The moving average of |f − b|, if b is a moving average too."""
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
     baseline: int | float | Literal["moving_average", "learned"] | None = eqx.field(
@@ -57,7 +61,10 @@ class Reinforce(Estimator):
         return self.baseline != "moving_average"
 
     def init(self, key, dist=None):
-        return self.CV(jnp.zeros(())) if isinstance(self.baseline, str) else None
+        if not isinstance(self.baseline, str):
+            return None
+        average = self.baseline == "moving_average"
+        return self.CV(jnp.zeros(()), jnp.zeros(()) if average else None)
 
     def cv_optimizer(self, learning_rate):
         average = self.baseline == "moving_average"
@@ -73,4 +80,12 @@ class Reinforce(Estimator):
     def adapt(self, cv, dist, at):
         if self.baseline != "moving_average":
             return super().adapt(cv, dist, at)
-        return self.gradient(cv, dist, at), self.CV(cv.baseline - jnp.mean(at.fx))
+        # A step that is far from the past, because f had an accident, counts as one at `LIMIT`.
+        distance = mean(jnp.abs(at.only_sound(at.fx - cv.baseline)))
+        limit = LIMIT * jnp.where(cv.distance > 0, cv.distance, distance)
+        far = jnp.where(distance > limit, limit / jnp.where(distance > 0, distance, 1), 1)
+        off = mean(at.only_sound(cv.baseline - at.fx))
+        share = at.sound_share
+        first = -distance / (1 - DECAY)
+        step = jnp.where(cv.distance > 0, share * cv.distance - far * distance, first)
+        return self.gradient(cv, dist, at), self.CV(far * off, step)

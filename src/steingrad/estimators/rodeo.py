@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..arrays import as_index
-from ..fast import mean_of_others, mean_of_squares
+from ..fast import mean_of_others
 from ..operators import Gibbs, Operator
 from ..surrogates import MLPSurrogate, Surrogate
-from .base import Estimator
-from .least_squares import DECAY, Products, make_terms
+from .base import Estimator, relative_mean_square, times_square
+from .least_squares import Products, make_terms, spread_of
 from .optimizers import average_or_adam
 from .stein import stein_terms
 
@@ -123,15 +123,19 @@ class Rodeo(Estimator):
         @eqx.filter_grad(has_aux=True)
         def mean_square(surrogate):
             terms = self._terms(self.CV(surrogate, None, None), dist, at)
-            grad, products = terms.combine_and_products(self._coefficients(cv))
-            return mean_of_squares(grad), (grad, products)
+            grad, products = terms.combine_and_products(self._coefficients(cv), factors)
+            square, unit = relative_mean_square(grad, dist, at)
+            return square, (grad, unit, products)
 
-        surrogate, (grad, products) = mean_square(cv.surrogate)
-        return grad, self.CV(surrogate, None, None, cv.products.step(products, DECAY))
+        spread = spread_of(at)
+        factors = cv.products.factors(spread, at)
+        surrogate, (grad, unit, products) = mean_square(cv.surrogate)
+        step = cv.products.step(products, at.sound_share, spread)
+        return grad, self.CV(times_square(surrogate, unit), None, None, step)
 
     def _coefficients(self, cv):
         if self.coefficients == "least_squares":
-            return cv.products.coefficients(DECAY)
+            return cv.products.coefficients()
         used = [cv.alpha] * self.local + [cv.beta] * self.global_
         return jnp.stack(used) if used else jnp.zeros(0)
 

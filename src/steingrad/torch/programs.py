@@ -15,7 +15,7 @@ import optax
 from ..arrays import cast, compute_dtype
 from ..cv_optimizer import cv_optimizer
 from ..estimators import Estimator
-from ..estimators.base import of_one_type
+from ..estimators.base import learn, prepare, stamp
 from ..estimators.checks import check_distribution
 from ..objective import Evaluated
 from .distributions import Law
@@ -137,16 +137,12 @@ class Programs:
         cv, dist, at = self._situation(kind, seeds, logits, seen, state)
         with_factor = lambda grad: (grad * (seen.factor * len(seen.x))).astype(logits.dtype)
         if not adapting:
-            grad = self.estimator.gradient(cv, dist, at)
+            grad = stamp(self.estimator.gradient(cv, dist, at), dist, at)
             return grad, with_factor(grad), None
-        grad, cv_grad = self.estimator.adapt(cv, dist, at)
+        grad, cv_grad = learn(self.estimator, cv, dist, at)
         cv, optimizer = self._unpack(dist, current)
         updates, optimizer = self.optimizer.update(cast(cv_grad, cv), optimizer, cv)
-        following = pack((optax.apply_updates(cv, updates), optimizer))
-        # A step whose gradient overflowed, as under a GradScaler, changes nothing.
-        finite = jnp.all(jnp.isfinite(following.numbers))
-        keep = lambda new, old: jnp.where(finite, new, old.astype(new.dtype))
-        return grad, with_factor(grad), jax.tree.map(keep, following, current)
+        return grad, with_factor(grad), pack((optax.apply_updates(cv, updates), optimizer))
 
     def _situation(self, kind, seeds, logits, seen, state):
         dist, dfx = kind(logits), None
@@ -155,7 +151,7 @@ class Programs:
         _, _, own_key = jax.random.split(key_of(seeds), 3)
         f = partial(self._call_objective, seen.fx.dtype, dist.event_ndim)
         at = Evaluated(seen.x, seen.fx, dfx, seen.fy, f, own_key, seen.context, seen.memo)
-        return of_one_type(self._unpack(dist, state)[0], dist, at)
+        return prepare(self.estimator, self._unpack(dist, state)[0], dist, at)
 
     def _unpack(self, dist, state) -> Any:
         if state is None:
