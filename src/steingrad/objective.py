@@ -17,6 +17,9 @@ from .arrays import compute_dtype
 from .distributions.base import Distribution
 from .fast import mean
 
+# Changes of f are at most twice as large as its values, and its mean is no larger than they are.
+OUTGROWN = 1e3
+
 
 class Evaluated(eqx.Module):
     r"""The samples, the evaluations of f, and the other inputs of an estimate.
@@ -53,6 +56,12 @@ class Evaluated(eqx.Module):
     def sound_share(self) -> Float[Array, ""]:
         """The share of the batch that counts in what is learned."""
         return mean(self.only_sound(jnp.ones(self.fx.shape[1:], self.fx.dtype)))
+
+    def has_outgrown(self, size: Float[Array, ""]) -> Bool[Array, ""]:
+        """Whether a typical size of f, or of its changes, is far too large for the present values:
+        f has become smaller since, or had an accident. What was learned is then of no use."""
+        largest = jnp.max(jnp.abs(self.only_sound(self.fx)))
+        return (largest > 0) & (jnp.abs(size) > OUTGROWN * largest)
 
     @property
     def event_ndim(self) -> int:

@@ -30,9 +30,6 @@ JUMP = 30.0
 # less, its squared error counts as at most FAR times the mean, and the scale grows by at most
 # GROWTH in a step.
 UNUSUAL, FAR, GROWTH = 1e4, 1e4, 4.0
-# After an accident at the very first step the scale is far too large. Slopes that are smaller than
-# the scale by this factor show that.
-DROP = 1e-6
 
 
 class Guess(NamedTuple):
@@ -179,6 +176,11 @@ class Bronco(Estimator):
         # The gradient of f only enters the guess.
         return jnp.all(jnp.isfinite(at.fx), axis=0)
 
+    def past(self, cv: Any, at: Evaluated) -> Any:
+        """The sums, or zeros if f has become far smaller than it was."""
+        forget = at.has_outgrown(cv.change / (cv.steps + TINY))
+        return jax.tree.map(lambda leaf: jnp.where(forget, 0, leaf), cv)
+
     def propose(self, cv, dist, at):
         guess = self.guess(cv, dist, at)
         drawn = self.choose(at, guess)
@@ -194,6 +196,7 @@ class Bronco(Estimator):
     def guess(self, cv: Any, dist: Distribution, at: Evaluated) -> Guess:
         """Predict the changes of f at the neighbours from the samples and from past flips. The
         result never depends on the flips of this step."""
+        cv = self.past(cv, at)
         flips = dist.flips(at.x)
         conditional = flips.conditional()
         size = conditional * (1 - conditional)
@@ -208,8 +211,7 @@ class Bronco(Estimator):
         scale = past = cv.change / (cv.steps + TINY)
         if self.use_gradient:
             now = mean(jnp.abs(linear))
-            jumped = (now > JUMP * past) | ((now < DROP * past) & (now > 0))
-            scale = jnp.where(jumped, now, past)
+            scale = jnp.where(now > JUMP * past, now, past)
 
         past_mean, deviation = cv.value / (cv.steps + TINY), cv.deviation / (cv.steps + TINY)
         value = (at.fx - past_mean) / jnp.where(deviation > 0, deviation, 1)
@@ -242,6 +244,7 @@ class Bronco(Estimator):
 
     def learn(self, cv: Any, dist: Distribution, at: Evaluated, guess: Guess, drawn: Drawn) -> Any:
         """The sums with this step's flips added."""
+        cv = self.past(cv, at)
         slots, (d, m) = drawn.slots, dist.flip_shape
         known = partial(at_slots, slots=slots)
         change, mean_change, further = changes(at, guess, drawn)

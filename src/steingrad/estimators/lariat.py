@@ -14,7 +14,7 @@ from ..operators import Gibbs, Operator
 from ..surrogates import Surrogate
 from .base import Estimator, power_of_two, relative_mean_square, times_square
 from .least_squares import DECAY, RIDGE, Products, make_terms, spread_of
-from .optimizers import average_or_adam, average_step
+from .optimizers import average_or_adam
 from .stein import stein_terms
 
 SHRINK = 1e-3  # shrinks the memory of coordinates that hardly ever vary towards 0
@@ -173,9 +173,19 @@ class Lariat(Estimator):
         return average_or_adam(learning_rate, lambda cv: cv.averages)
 
     def gradient(self, cv, dist, at):
+        cv = self._past(cv, at)
         return self._terms(cv, dist, at).combine(self._coefficients(cv))
 
+    def _past(self, cv, at):
+        """`cv`, with averages that begin anew if f has become far smaller than they are."""
+        products = cv.averages.products
+        mean = cv.averages.value / jnp.where(products.weight > 0, products.weight, 1)
+        forget = products.are_stale(at) | at.has_outgrown(mean)
+        averages = jax.tree.map(lambda leaf: jnp.where(forget, 0, leaf), cv.averages)
+        return self.CV(averages, cv.context, cv.surrogate)
+
     def adapt(self, cv, dist: Any, at):
+        now, cv = cv.averages, self._past(cv, at)
         past = cv.averages.products
         spread = spread_of(at)
         factors = past.factors(spread, at)
@@ -205,10 +215,13 @@ class Lariat(Estimator):
                 slope, scale = expand(influence, at.x.ndim - 1) * at.dfx, jnp.ones_like(at.x)
             batch = lambda v: jnp.mean(v, axis=tuple(range(v.ndim - dist.event_ndim)))
             memory = batch(slope), batch(scale * of_sound)
-        step = past.step(products, weight, spread, self.decay)
-        old, rest = cv.averages, (value, memory)
-        averages = self.Averages(step, *average_step((old.value, old.memory), rest, self.decay))
-        return grad, self.CV(averages, context, surrogate)
+        average = lambda old, new: self.decay * old + (1 - self.decay) * new
+        following = self.Averages(
+            past.step(products, weight, spread, self.decay),
+            average(cv.averages.value, value),
+            jax.tree.map(average, cv.averages.memory, memory),
+        )
+        return grad, self.CV(jax.tree.map(jnp.subtract, now, following), context, surrogate)
 
     def _coefficients(self, cv):
         return cv.averages.products.coefficients(self.decay, self.ridge)

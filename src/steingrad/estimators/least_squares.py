@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ..arrays import expand
 from ..distributions.base import Distribution
@@ -20,7 +20,6 @@ DECAY = 0.99
 RIDGE = 1e-4
 WARM_UP = 10  # steps without control variates: too few to know their coefficients
 LIMIT = 10.0  # an f that is spread this many times more than usual counts no more than this
-DROP = 1e-6  # if f is spread less than usual by this factor, all averages begin anew
 LARGEST = 120.0  # the largest exponent of the unit, in the range of float32
 
 
@@ -158,6 +157,10 @@ class Products(eqx.Module):
         first = jnp.where((now > 0) & jnp.isfinite(now), now, 1)
         return jnp.where(self.matrix[0, 0] > 0, jnp.exp2(self.log_unit), first)
 
+    def are_stale(self, at: Evaluated) -> Bool[Array, ""]:
+        """Whether the averages are of no use: f did not vary yet, or it has become far smaller."""
+        return (self.matrix[0, 0] <= 0) | at.has_outgrown(jnp.exp2(self.log_unit))
+
     def influence(self, spread: Float[Array, "..."]) -> Float[Array, "..."]:
         """A factor for each element of the batch, below 1 if its f is spread more than `LIMIT`
         units, so that one accident does not outweigh all that was learned before."""
@@ -176,20 +179,20 @@ class Products(eqx.Module):
         spread: Float[Array, "..."],
         decay: float = DECAY,
     ) -> "Products":
-        """The averages minus their new values. `products` are in units of `unit(spread)`."""
+        """The new averages. `products` are in units of `unit(spread)`."""
         unit, now = self.unit(spread), mean(spread)
-        # If f has become smaller by far, what is known of it is of no use: begin anew.
-        begin = (now > 0) & (now < DROP * unit)
-        old_matrix, old_weight = (jnp.where(begin, 0, a) for a in (self.matrix, self.weight))
         # The unit is a moving average, too. No element of the batch counts more than `LIMIT`.
         growth = 1 + (1 - decay) * (mean(jnp.minimum(spread / unit, LIMIT)) - weight)
-        growth = jnp.where(begin, now / unit, jnp.where(now > 0, growth, 1))
-        matrix = jnp.where(begin, 0, (decay * old_matrix + (1 - decay) * products) / growth**2)
+        growth = jnp.where(now > 0, growth, 1)
+        # Nor does a step count that is far from the past in one of the terms alone.
+        past, now = jnp.diagonal(self.matrix), jnp.diagonal(products) * self.weight
+        usual = LIMIT**2 * jnp.where(past > 0, past, jnp.inf)
+        products = products / jnp.maximum(jnp.max(now / usual), 1)
         log_unit = jnp.clip(jnp.log2(unit) + jnp.log2(growth), -LARGEST, LARGEST)
         return Products(
-            self.matrix - matrix,
-            self.weight - (decay * old_weight + (1 - decay) * weight),
-            self.log_unit - log_unit,
+            (decay * self.matrix + (1 - decay) * products) / growth**2,
+            decay * self.weight + (1 - decay) * weight,
+            log_unit,
         )
 
     def coefficients(self, decay: float = DECAY, ridge: float = RIDGE) -> Float[Array, " terms"]:

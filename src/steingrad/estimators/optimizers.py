@@ -14,9 +14,9 @@ from jaxtyping import Array, Float, Int
 # One step can multiply Adam's scale of gradients by at most √(1 − β₂) LARGEST, which is 3. A step
 # whose gradient is larger, because f had an accident, is scaled down.
 LARGEST = 100.0
-# If the gradients of the last hundred steps or so are all smaller than the scale by this factor,
-# the objective has become smaller, and the scale follows at once.
-SMALLER, RECENT_DECAY = 10.0, 0.99
+# If the gradients of the last ninety steps or so are all smaller than the scale by this factor, f
+# has become smaller, and Adam begins anew.
+SMALLER, RECENT_DECAY = 1e4, 0.9
 
 
 class AdamState(NamedTuple):
@@ -46,20 +46,23 @@ def adam(learning_rate: Any, b1: float = 0.9) -> optax.GradientTransformation:
         return AdamState(jnp.zeros((), jnp.int32), zeros(), zeros(), jnp.zeros(()))
 
     def update(updates: Any, state: Any, params: Any = None):
-        grown = largest(state.root) / jnp.sqrt(1 - b2 ** jnp.maximum(state.count, 1))
         now = largest(updates)
         finite = jnp.isfinite(now)
-        shrink = jnp.where((now > LARGEST * grown) & (grown > 0), LARGEST * grown / now, 1)
-        gradient = jax.tree.map(lambda g: g * shrink.astype(g.dtype), updates)
-        count = state.count + 1
-        mean = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mean, gradient)
-        root = jax.tree.map(
-            lambda r, g: jnp.hypot(math.sqrt(b2) * r, math.sqrt(1 - b2) * g), state.root, gradient
+        scale = largest(state.root) / jnp.sqrt(1 - b2 ** jnp.maximum(state.count, 1))
+        anew = (state.recent * SMALLER < scale) & (now > 0)
+        count, mean, root = jax.tree.map(
+            lambda leaf: jnp.where(anew, jnp.zeros_like(leaf), leaf), state[:3]
         )
-        recent = jnp.maximum(RECENT_DECAY * state.recent, shrink * now)
-        too_large = largest(root) / jnp.sqrt(1 - b2**count) / SMALLER
-        lower = jnp.where(recent < too_large, recent / jnp.where(too_large > 0, too_large, 1), 1)
-        mean, root = jax.tree.map(lambda leaf: leaf * lower.astype(leaf.dtype), (mean, root))
+        too_large = (now > LARGEST * scale) & (scale > 0)
+        shrink = jnp.where(too_large & ~anew, LARGEST * scale / now, 1)
+        gradient = jax.tree.map(lambda g: g * shrink.astype(g.dtype), updates)
+        count = count + 1
+        mean = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, mean, gradient)
+        root = jax.tree.map(
+            lambda r, g: jnp.hypot(math.sqrt(b2) * r, math.sqrt(1 - b2) * g), root, gradient
+        )
+        decayed = jnp.where(now > 0, RECENT_DECAY, 1) * state.recent
+        recent = jnp.maximum(jnp.where(anew, 0, decayed), shrink * now)
         floor = 1e-8 * largest(root) / jnp.sqrt(1 - b2**count)
 
         def step(m, r):
@@ -103,11 +106,6 @@ def largest(tree: Any) -> Float[Array, ""]:
 def slow_adam(learning_rate: Any) -> optax.GradientTransformation:
     """Adam with the long memory that the authors of RELAX use for control variates."""
     return adam(learning_rate, b1=0.999)
-
-
-def average_step(old: Any, new: Any, decay: float) -> Any:
-    """Moving averages minus their new values, which plain gradient descent subtracts."""
-    return jax.tree.map(lambda o, n: (1 - decay) * (o - n), old, new)
 
 
 def average_or_adam(learning_rate: Any, averages: Callable) -> optax.GradientTransformation:

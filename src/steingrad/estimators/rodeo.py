@@ -113,7 +113,7 @@ class Rodeo(Estimator):
         return average_or_adam(learning_rate, lambda cv: cv.products)
 
     def gradient(self, cv, dist, at):
-        coefficients = self._coefficients(cv)
+        coefficients = self._coefficients(self._past(cv, at))
         return self._terms(cv, dist, at).combine(coefficients)
 
     def adapt(self, cv, dist, at):
@@ -127,11 +127,21 @@ class Rodeo(Estimator):
             square, unit = relative_mean_square(grad, dist, at)
             return square, (grad, unit, products)
 
+        now, cv = cv, self._past(cv, at)
         spread = spread_of(at)
         factors = cv.products.factors(spread, at)
         surrogate, (grad, unit, products) = mean_square(cv.surrogate)
-        step = cv.products.step(products, at.sound_share, spread)
+        following = cv.products.step(products, at.sound_share, spread)
+        step = jax.tree.map(jnp.subtract, now.products, following)
         return grad, self.CV(times_square(surrogate, unit), None, None, step)
+
+    def _past(self, cv, at):
+        """`cv`, with averages that begin anew if f has become far smaller than they are."""
+        if self.coefficients == "learned":
+            return cv
+        forget = cv.products.are_stale(at)
+        products = jax.tree.map(lambda leaf: jnp.where(forget, 0, leaf), cv.products)
+        return self.CV(cv.surrogate, None, None, products)
 
     def _coefficients(self, cv):
         if self.coefficients == "least_squares":
