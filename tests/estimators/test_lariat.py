@@ -80,10 +80,10 @@ def with_coefficients(cv, c, ridge=1e-4):
     root = normal(7, (size - 1, size - 1))
     gram = root @ root.T + jnp.eye(size - 1)
     target = -(gram + ridge * jnp.diag(jnp.diag(gram))) @ c
-    matrix = jnp.zeros((size, size)).at[1:, 1:].set(gram)
+    matrix = jnp.eye(size).at[1:, 1:].set(gram)
     matrix = matrix.at[0, 1:].set(target).at[1:, 0].set(target)
     where = lambda cv: products(cv)
-    return eqx.tree_at(where, cv, Products(matrix, jnp.asarray(0.9)))
+    return eqx.tree_at(where, cv, Products(matrix, jnp.asarray(0.9), products(cv).log_unit))
 
 
 def mean_estimate(estimator, dist, cv):
@@ -262,8 +262,9 @@ def test_fitted_coefficients_are_those_of_an_offline_fit(name, group):
 
     # The first step is left out, by subtracting its share from the averages.
     share = decay ** (steps - 1)
-    matrix = products(cv).matrix + share * products(first).matrix
-    fitted = Products(matrix, products(cv).weight).coefficients(decay, 1e-13)
+    in_units_of_f = lambda p, sign=1: sign * p.matrix * 4 ** (sign * p.log_unit)
+    matrix = in_units_of_f(products(cv)) - share * in_units_of_f(products(first), -1)
+    fitted = Products(matrix, products(cv).weight, jnp.zeros(())).coefficients(decay, 1e-13)
     offline = -np.linalg.lstsq(np.concatenate(columns), np.concatenate(target), rcond=None)[0]
     np.testing.assert_allclose(fitted, offline, rtol=1e-6, atol=1e-8)
 

@@ -13,7 +13,7 @@ from ..fast import mean, mean_of_others, mean_of_samples, sum_of_events
 from ..operators import Gibbs, Operator
 from ..surrogates import Surrogate
 from .base import Estimator, power_of_two, relative_mean_square, times_square
-from .least_squares import DECAY, RIDGE, Products, make_terms, spread_of
+from .least_squares import DECAY, RIDGE, Products, make_terms, spread_of, unless_outgrown
 from .optimizers import average_or_adam
 from .stein import stein_terms
 
@@ -173,19 +173,9 @@ class Lariat(Estimator):
         return average_or_adam(learning_rate, lambda cv: cv.averages)
 
     def gradient(self, cv, dist, at):
-        cv = self._past(cv, at)
         return self._terms(cv, dist, at).combine(self._coefficients(cv))
 
-    def _past(self, cv, at):
-        """`cv`, with averages that begin anew if f has become far smaller than they are."""
-        products = cv.averages.products
-        mean = cv.averages.value / jnp.where(products.weight > 0, products.weight, 1)
-        forget = products.are_stale(at) | at.has_outgrown(mean)
-        averages = jax.tree.map(lambda leaf: jnp.where(forget, 0, leaf), cv.averages)
-        return self.CV(averages, cv.context, cv.surrogate)
-
     def adapt(self, cv, dist: Any, at):
-        now, cv = cv.averages, self._past(cv, at)
         past = cv.averages.products
         spread = spread_of(at)
         factors = past.factors(spread, at)
@@ -221,7 +211,11 @@ class Lariat(Estimator):
             average(cv.averages.value, value),
             jax.tree.map(average, cv.averages.memory, memory),
         )
-        return grad, self.CV(jax.tree.map(jnp.subtract, now, following), context, surrogate)
+        forget = at.has_outgrown(cv.averages.value / jnp.maximum(past.weight, 1 - self.decay))
+        following = jax.tree.map(lambda leaf: jnp.where(forget, 0, leaf), following)
+        following = unless_outgrown(following, past, at)
+        step = jax.tree.map(jnp.subtract, cv.averages, following)
+        return grad, self.CV(step, context, surrogate)
 
     def _coefficients(self, cv):
         return cv.averages.products.coefficients(self.decay, self.ridge)

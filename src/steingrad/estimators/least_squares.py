@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from ..arrays import expand
 from ..distributions.base import Distribution
@@ -157,10 +157,6 @@ class Products(eqx.Module):
         first = jnp.where((now > 0) & jnp.isfinite(now), now, 1)
         return jnp.where(self.matrix[0, 0] > 0, jnp.exp2(self.log_unit), first)
 
-    def are_stale(self, at: Evaluated) -> Bool[Array, ""]:
-        """Whether the averages are of no use: f did not vary yet, or it has become far smaller."""
-        return (self.matrix[0, 0] <= 0) | at.has_outgrown(jnp.exp2(self.log_unit))
-
     def influence(self, spread: Float[Array, "..."]) -> Float[Array, "..."]:
         """A factor for each element of the batch, below 1 if its f is spread more than `LIMIT`
         units, so that one accident does not outweigh all that was learned before."""
@@ -185,12 +181,14 @@ class Products(eqx.Module):
         growth = 1 + (1 - decay) * (mean(jnp.minimum(spread / unit, LIMIT)) - weight)
         growth = jnp.where(now > 0, growth, 1)
         # Nor does a step count that is far from the past in one of the terms alone.
-        past, now = jnp.diagonal(self.matrix), jnp.diagonal(products) * self.weight
+        past, new = jnp.diagonal(self.matrix), jnp.diagonal(products) * self.weight
         usual = LIMIT**2 * jnp.where(past > 0, past, jnp.inf)
-        products = products / jnp.maximum(jnp.max(now / usual), 1)
+        products = products / jnp.maximum(jnp.max(new / usual), 1)
         log_unit = jnp.clip(jnp.log2(unit) + jnp.log2(growth), -LARGEST, LARGEST)
+        # As long as f did not vary, the unit was not known, and the averages are of no use.
+        old = jnp.where(self.matrix[0, 0] > 0, self.matrix, 0)
         return Products(
-            (decay * self.matrix + (1 - decay) * products) / growth**2,
+            (decay * old + (1 - decay) * products) / growth**2,
             decay * self.weight + (1 - decay) * weight,
             log_unit,
         )
@@ -208,6 +206,15 @@ class Products(eqx.Module):
         gram = scale[:, None] * gram * scale + ridge * jnp.eye(len(gram), dtype=gram.dtype)
         c = -scale * jnp.linalg.solve(gram, scale * target)
         return jnp.where(self.weight > 1 - decay ** (WARM_UP - 0.5), c, 0)
+
+
+def unless_outgrown(averages: Any, products: Products, at: Evaluated) -> Any:
+    """New averages, or zeros if f has become far smaller than the old `products`.
+
+    The estimate of this step must not depend on that: its coefficients may not see its samples.
+    """
+    forget = at.has_outgrown(jnp.where(products.matrix[0, 0] > 0, jnp.exp2(products.log_unit), 0))
+    return jax.tree.map(lambda leaf: jnp.where(forget, 0, leaf), averages)
 
 
 def spread_of(at: Evaluated) -> Float[Array, "..."]:

@@ -73,7 +73,7 @@ class Reinforce(Estimator):
 
     def gradient(self, cv, dist, at):
         if isinstance(self.baseline, str):
-            baseline = self._past(cv, at).baseline
+            baseline = cv.baseline
         else:
             baseline = 0.0 if self.baseline is None else self.baseline
         return mean_of_scores(dist, at.fx - baseline, at.x)
@@ -81,23 +81,14 @@ class Reinforce(Estimator):
     def adapt(self, cv, dist, at):
         if self.baseline != "moving_average":
             return super().adapt(cv, dist, at)
-        past = self._past(cv, at)
         # A step that is far from the past, because f had an accident, counts as one at `LIMIT`.
-        distance = mean(jnp.abs(at.only_sound(at.fx - past.baseline)))
-        limit = LIMIT * jnp.where(past.distance > 0, past.distance, distance)
+        distance = mean(jnp.abs(at.only_sound(at.fx - cv.baseline)))
+        limit = LIMIT * jnp.where(cv.distance > 0, cv.distance, distance)
         far = jnp.where(distance > limit, limit / jnp.where(distance > 0, distance, 1), 1)
-        off = mean(at.only_sound(past.baseline - at.fx))
-        usual = at.sound_share * past.distance - far * distance
-        step = jnp.where(past.distance > 0, usual, -distance / (1 - DECAY))
-        # Gradient descent of step size 1 − DECAY removes what is forgotten.
-        forgotten = (cv.baseline - past.baseline) / (1 - DECAY)
-        return self.gradient(cv, dist, at), self.CV(
-            far * off + forgotten, step + (cv.distance - past.distance) / (1 - DECAY)
-        )
-
-    def _past(self, cv, at):
-        """The averages, or zeros if f has become far smaller than they are."""
-        if self.baseline != "moving_average":
-            return cv
+        off = mean(at.only_sound(cv.baseline - at.fx))
+        usual = at.sound_share * cv.distance - far * distance
+        step = self.CV(far * off, jnp.where(cv.distance > 0, usual, -distance / (1 - DECAY)))
+        # Gradient descent of step size 1 − DECAY then leaves nothing.
         forget = at.has_outgrown(cv.baseline)
-        return jax.tree.map(lambda leaf: jnp.where(forget, 0, leaf), cv)
+        step = jax.tree.map(lambda old, new: jnp.where(forget, old / (1 - DECAY), new), cv, step)
+        return self.gradient(cv, dist, at), step

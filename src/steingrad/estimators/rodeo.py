@@ -13,7 +13,7 @@ from ..fast import mean_of_others
 from ..operators import Gibbs, Operator
 from ..surrogates import MLPSurrogate, Surrogate
 from .base import Estimator, relative_mean_square, times_square
-from .least_squares import Products, make_terms, spread_of
+from .least_squares import Products, make_terms, spread_of, unless_outgrown
 from .optimizers import average_or_adam
 from .stein import stein_terms
 
@@ -113,7 +113,7 @@ class Rodeo(Estimator):
         return average_or_adam(learning_rate, lambda cv: cv.products)
 
     def gradient(self, cv, dist, at):
-        coefficients = self._coefficients(self._past(cv, at))
+        coefficients = self._coefficients(cv)
         return self._terms(cv, dist, at).combine(coefficients)
 
     def adapt(self, cv, dist, at):
@@ -127,21 +127,13 @@ class Rodeo(Estimator):
             square, unit = relative_mean_square(grad, dist, at)
             return square, (grad, unit, products)
 
-        now, cv = cv, self._past(cv, at)
         spread = spread_of(at)
         factors = cv.products.factors(spread, at)
         surrogate, (grad, unit, products) = mean_square(cv.surrogate)
         following = cv.products.step(products, at.sound_share, spread)
-        step = jax.tree.map(jnp.subtract, now.products, following)
+        following = unless_outgrown(following, cv.products, at)
+        step = jax.tree.map(jnp.subtract, cv.products, following)
         return grad, self.CV(times_square(surrogate, unit), None, None, step)
-
-    def _past(self, cv, at):
-        """`cv`, with averages that begin anew if f has become far smaller than they are."""
-        if self.coefficients == "learned":
-            return cv
-        forget = cv.products.are_stale(at)
-        products = jax.tree.map(lambda leaf: jnp.where(forget, 0, leaf), cv.products)
-        return self.CV(cv.surrogate, None, None, products)
 
     def _coefficients(self, cv):
         if self.coefficients == "least_squares":
