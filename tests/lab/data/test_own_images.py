@@ -84,7 +84,7 @@ def test_folder_of_pictures(parts, tmp_path):
         ),
         ({"train": np.full((10, 4), 1j)}, "complex128"),
         ({"train": np.full((10, 4), "a")}, "cannot be grey values"),
-        ({"train": np.array([{}] * 10)}, "cannot be read as an .npz file of arrays"),
+        ({"train": np.array([{}] * 10)}, "has the array train of Python objects"),
         ({"train": np.zeros((9, 4))}, "no image for test"),
         ({"train": GREY, "valid": GREY[:, :1], "test": GREY}, "images of different sizes"),
     ],
