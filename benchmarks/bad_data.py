@@ -59,7 +59,8 @@ def _npz(content: bytes) -> Callable[[Path], Path]:
 
 
 def _arrays(**arrays: Any) -> Callable[[Path], Path]:
-    return _npz(_zip(**{name: _npy(np.asarray(array)) for name, array in arrays.items()}))
+    members: dict[str, Any] = {name: _npy(np.asarray(array)) for name, array in arrays.items()}
+    return _npz(_zip(**members))
 
 
 def _pipe(name: str) -> Callable[[Path], Path]:
@@ -104,7 +105,7 @@ def _png(width: int, height: int, pixels: bytes) -> bytes:
 
 
 def _large_png() -> bytes:
-    return _png(9000, 9000, bytes(9001 * 9000))
+    return _png(4000, 4000, bytes(4001 * 4000))
 
 
 def _several(write: Callable[[], bytes], suffix: str, number: int) -> Callable[[Path], Path]:
@@ -128,8 +129,8 @@ BAD_DATA: dict[str, Callable[[Path], Path]] = {
     ),
     "an .npz file of an unknown compression": _npz(_changed(WHOLE, METHOD, 99)),
     "an .npz file with a password": _npz(_changed(WHOLE, FLAGS, 1)),
-    "an .npz file that unpacks to 512 MB": lambda folder: _npz(
-        _zip(train=_header((2**29,)) + bytes(2**29))
+    "an .npz file that unpacks to 300 MB": lambda folder: _npz(
+        _zip(train=_header((3 * 10**8,)) + bytes(3 * 10**8))
     )(folder),
     "an array whose header says 10^15 bytes": _npz(_zip(train=_header((10**9, 1000, 1000)))),
     "an array whose header says 2^64 × 5 × 6 bytes": _npz(_zip(train=_header((2**64, 5, 6)))),
@@ -167,9 +168,12 @@ BAD_DATA: dict[str, Callable[[Path], Path]] = {
     "PNG pictures cut in the middle": _pictures("png", _picture("PNG", IMAGE)[:60]),
     "PNG pictures without pixels": _pictures("png", _png(0, 5, b"")),
     "PNG pictures of 16 bits": _pictures("png", _picture("PNG", IMAGE.convert("I;16"))),
-    "30 PNG pictures of 81 million pixels each": _several(_large_png, "png", 30),
+    "30 PNG pictures of 16 million pixels each": _several(_large_png, "png", 30),
     "PNG pictures that say 2^62 pixels": _pictures("png", _png(2**31 - 1, 2**31 - 1, b"")),
     "GIF pictures cut in the middle": _pictures("gif", _picture("GIF", IMAGE)[:-20]),
+    "GIF pictures without a frame": _pictures(
+        "gif", b"GIF89a" + struct.pack("<HHBBB", 6, 5, 0, 0, 0) + b";"
+    ),
     "GIF pictures with two frames": _pictures(
         "gif", _picture("GIF", IMAGE, save_all=True, append_images=[Image.fromarray(GREY[1])])
     ),
