@@ -1,4 +1,4 @@
-"""Attack run folders: SIGKILL, Ctrl-C, damaged files, several processes. Prints a table.
+"""Attack run folders and data: SIGKILL, Ctrl-C, damaged files, several processes. Prints tables.
 
     python benchmarks/attacks.py [--kills 20] [--sweep-kills 5] [--races 5] [--interrupts 20]
 
@@ -13,6 +13,8 @@ import io
 import json
 import os
 import random
+import re
+import resource
 import shutil
 import signal
 import sys
@@ -30,6 +32,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides messages of XLA about the cache
 
 import jax
+from bad_data import BAD_DATA
 
 from steingrad_lab import __main__ as entry
 from steingrad_lab import cli
@@ -357,8 +360,41 @@ def zoo(place: Path, reference: Path) -> dict[str, tuple[str, str, str]]:
     return found
 
 
+def bad_data(place: Path, patience: float = 60.0) -> dict[str, tuple[str, int]]:
+    """Returns how `train --data` ends on each bad file of images, and the megabytes it took."""
+    memory = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = {}
+
+    def work(path: Path) -> None:
+        before = memory()
+        try:
+            cli.main(["train", "--data", str(path), "--out", str(path.parent / "run")])
+        finally:
+            print(f"{(memory() - before) // 1024} MB more", flush=True)
+
+    for number, (name, write) in enumerate(BAD_DATA.items()):
+        log, folder = place / f"bad-{number}.log", place / f"bad-{number}" / "data"
+        folder.mkdir(parents=True)
+        path = write(folder)
+        pid = start(lambda path=path: work(path), log)
+        code = ended(pid, patience)
+        if code is None:
+            kill(pid)
+        said = log.read_text()
+        outcomes = {None: "HANGS", 0: "READ", 1: "a sentence", 70: "TRACEBACK"}
+        outcome = outcomes.get(code, f"KILLED, code {code}")
+        if outcome == "a sentence" and "error: " not in said:
+            outcome = "NO SENTENCE"
+        more = re.search(r"(\d+) MB more", said)
+        found[name] = outcome, int(more[1]) if more else 0
+        if outcome != "a sentence":
+            print(f"{name}: {said}", file=sys.stderr)
+        shutil.rmtree(folder.parent)
+    return found
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Attack run folders.")
+    parser = argparse.ArgumentParser(description="Attack run folders and data.")
     defaults = {"kills": 20, "sweep-kills": 5, "races": 5, "interrupts": 20, "seed": 0}
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -377,6 +413,10 @@ def main() -> None:
             tries, outcomes = carry_out()
             said = "; ".join(f"{count} × {outcome}" for outcome, count in outcomes.items())
             print(f"| {name} | {tries} | {said} |", flush=True)
+        bad_files = bad_data(place)
+        outcomes = Counter(outcome for outcome, _ in bad_files.values())
+        said = "; ".join(f"{count} × {outcome}" for outcome, count in outcomes.items())
+        print(f"| bad data files: `train --data` | {len(bad_files)} | {said} |", flush=True)
         # This runs in the main process and comes last, since no process may be forked after JAX
         # has computed something here.
         found = zoo(place, place / "small-1")
@@ -386,6 +426,9 @@ def main() -> None:
         print("\n| damage | `train --resume` | `evaluate` | `report` |\n|---|---|---|---|")
         for name, outcomes in found.items():
             print(f"| {name} | {' | '.join(outcomes)} |")
+        print("\n| bad data files | `train --data` | memory taken |\n|---|---|--:|")
+        for name, (outcome, megabytes) in bad_files.items():
+            print(f"| {name} | {outcome} | {megabytes} MB |")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
@@ -21,6 +22,7 @@ IGNORED = ("_xla_gc_callback", "__del__")
 
 
 def main() -> None:
+    _occupy_closed_streams()
     usual = signal.getsignal(signal.SIGINT)
     if usual is signal.default_int_handler:  # a shell's background jobs ignore SIGINT instead
         # Exit without an exception: a module being imported may swallow a KeyboardInterrupt, and
@@ -39,16 +41,43 @@ def main() -> None:
     if usual is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     try:
-        command()
+        _carry_out(command)
     except KeyboardInterrupt:  # a second Ctrl-C, while the command was handling the first
         _leave(INTERRUPTED)
     except SystemExit as end:
-        if not isinstance(end.code, int) or end.code == 0:
+        if not isinstance(end.code, int):
             raise
         _leave(end.code)
+    except OSError as error:  # of the output, because the command reports all others
+        with contextlib.suppress(OSError):
+            os.write(2, f"error: The output cannot be written ({error}).\n".encode())
+        _leave(1)
     except Exception:
         traceback.print_exc()
         _leave(1)
+
+
+def _occupy_closed_streams() -> None:
+    """Puts the null device in the place of standard streams that are closed.
+
+    Otherwise the next file that is opened would get the number of the closed stream, and whatever
+    a library prints would be written into this file. `sys.__stdout__` stays `None`.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115 (it has the lowest number that is free)
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
+def _carry_out(command: Callable[[], None]) -> None:
+    """Runs the command and flushes its output. At exit, a failure would print a traceback."""
+    try:
+        command()
+    except SystemExit as end:
+        if end.code not in (0, None):
+            raise
+    sys.stdout.flush()
 
 
 def _stop_at_once(number: int, frame: FrameType | None) -> NoReturn:

@@ -6,6 +6,7 @@
 import codecs
 import dataclasses
 import io
+import os
 import sys
 import warnings
 from functools import partial
@@ -17,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 from tyro import constructors
 
 from steingrad import __version__
@@ -48,8 +49,9 @@ from .training import (
 from .training.config import DEFAULTS, NUMBERS, TYPES, either
 from .training.devices import Devices, join
 from .training.display import duration
-from .training.evaluation import IMAGES_AT_A_TIME, evaluation_key
-from .training.pictures import image_grid, save_grids
+from .training.evaluation import IMAGES_AT_A_TIME, SAMPLES_AT_A_TIME, evaluation_key
+from .training.memory import check_memory, enough_memory
+from .training.pictures import check_grids, image_grid, save_grids
 from .training.runs import checkpoints
 from .training.stored import json_line
 
@@ -210,16 +212,23 @@ class Evaluate:
     data_dir: DataDir = None
 
     def run(self) -> None:
+        check_output()
         for name, number in (("--samples", self.samples), ("--batch-size", self.batch_size)):
             if number < 1:
                 raise ConfigError(f"{name} must be 1 or more, not {number}.")
+            if number >= NUMBERS:
+                raise ConfigError(f"{name} must be below 2^31, not {number}.")
         run, task, step, state = load_trained(self.run_folder, self.data_dir, self.data)
         images = getattr(task.dataset, self.split)
+        # A batch is padded to its size, so it should not be much larger than the split.
+        at_a_time = min(self.batch_size, max(len(images), IMAGES_AT_A_TIME))
+        pixels = min(self.samples, SAMPLES_AT_A_TIME) * at_a_time * images.shape[1]
+        check_memory(4 * pixels, f"A batch of {at_a_time} images")
         for number, seed in enumerate(run.config.seeds):
             key = evaluation_key(seed, step)
             watch = partial(track, description=f"seed {seed}", console=Console(stderr=True))
             model = task.model(state, number)
-            bounds = evaluate(model, images, self.samples, key, watch, self.batch_size)
+            bounds = evaluate(model, images, self.samples, key, watch, at_a_time)
             line = {"step": step, "seed": seed, "split": self.split, "samples": self.samples}
             print(json_line({**line, "elbo": bounds.elbo, "bound": bounds.bound}))
 
@@ -249,27 +258,26 @@ class Sample:
             )
         if not 0 <= self.seed < NUMBERS:
             raise ConfigError(f"--seed must be between 0 and 2^31 - 1, not {self.seed}.")
+        if self.out.suffix.lower() != ".png":
+            raise ConfigError(f"--out names a PNG file, such as grid.png, not {self.out}.")
         _, task, _, state = load_trained(self.run_folder, self.data_dir, self.data)
+        shape, count = task.dataset.image_shape, min(2 * self.columns, len(task.dataset.test))
+        check_grids([(self.rows, self.columns), (4, -(-count // 2))], shape)
         model = task.model(state, 0)
         prior_key, observe_key, x_key = jax.random.split(jax.random.key(self.seed), 3)
         drawn = np.asarray(sample_images(model, self.rows * self.columns, key=prior_key))
-        count = min(2 * self.columns, len(task.dataset.test))
         chosen = np.linspace(0, len(task.dataset.test) - 1, count).astype(int)
         originals = task.dataset.test[chosen]
         y = model.likelihood.observe(observe_key, jnp.asarray(originals))
         rebuilt = np.asarray(reconstruct(model, y, key=x_key))
-        if self.out.suffix.lower() != ".png":
-            raise ConfigError(f"--out names a PNG file, such as grid.png, not {self.out}.")
         pairs = []
         for half in np.array_split(np.arange(count), 2):
             pairs += [originals[half] / 255, rebuilt[half]]
         drawn_rows = np.split(drawn, self.rows)
         save_grids(
             {
-                "Samples from the prior": image_grid(drawn_rows, task.dataset.image_shape),
-                "Test images, each above its reconstruction": image_grid(
-                    pairs, task.dataset.image_shape
-                ),
+                "Samples from the prior": image_grid(drawn_rows, shape),
+                "Test images, each above its reconstruction": image_grid(pairs, shape),
             },
             self.out,
         )
@@ -340,7 +348,7 @@ class Reproduce:
         if broken:
             rows = Table("broken run", "why")
             for name, why in broken.items():
-                rows.add_row(name, escape(why))
+                rows.add_row(name, why)
             show(rows)
             sys.exit(1)
         print(f"Tables and figures: steingrad report {self.out}")
@@ -392,18 +400,31 @@ def _as_far_as_possible(error: UnicodeError) -> tuple[bytes, int]:
 
 
 def show(rows: Table) -> None:
+    """Prints a table. Its cells are text without markup, as they may contain paths."""
+    check_output()
     for column in rows.columns:
         column.overflow = "fold"  # in a narrow terminal nothing is cut
-    Console(width=None if sys.stdout.isatty() else 160).print(rows)
+    width = None if sys.stdout.isatty() else 160
+    Console(width=width, markup=False, emoji=False).print(rows)
+
+
+def check_output() -> None:
+    """Raises if standard output is closed. For commands whose result is what they print."""
+    replaced = getattr(sys.stdout, "name", None) == os.devnull  # by `__main__`
+    if sys.__stdout__ is None and replaced:
+        raise RunError(
+            "Standard output is closed, so the result cannot be printed. Open it, or send it to a "
+            "file."
+        )
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: errors that a user can act on become a sentence and a non-zero exit."""
     arguments = sys.argv[1:] if arguments is None else arguments
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    warnings.showwarning = lambda message, *_, **__: console.print(
-        f"[yellow]warning:[/] {escape(str(message))}"
-    )
+    # As Text, because a message may contain a path, in which brackets are no markup.
+    say = lambda word, style, text: console.print(Text.assemble((word, style), f" {text}"))
+    warnings.showwarning = lambda message, *_, **__: say("warning:", "yellow", message)
     if isinstance(sys.stdout, io.TextIOWrapper):
         codecs.register_error(__name__, _as_far_as_possible)
         sys.stdout.reconfigure(errors=__name__)
@@ -422,12 +443,17 @@ def main(arguments: list[str] | None = None) -> None:
             args=arguments,
             prog="steingrad",
             description=__doc__,
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+            config=(
+                tyro.conf.OmitArgPrefixes,
+                tyro.conf.OmitSubcommandPrefixes,
+                tyro.conf.DisallowNone,  # an option that is not wanted is left out
+            ),
             registry=registry,
         )
-        command.run()
+        with enough_memory():
+            command.run()
     except (ConfigError, RunError, Diverged, data.DataError, OSError) as error:
-        console.print(f"[red]error:[/] {escape(str(error))}")
+        say("error:", "red", error)
         sys.exit(1)
     except KeyboardInterrupt:
         said = command.interrupted() if isinstance(command, (Train, Reproduce)) else ""

@@ -3,15 +3,18 @@
 import io
 import json
 import math
+import shlex
 import signal
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import jax
 import pytest
 
 import steingrad
 import steingrad_lab.cli
+from marks import slow
 from steingrad_lab import data
 from steingrad_lab.cli import main
 from steingrad_lab.paper.settings import configure
@@ -178,6 +181,47 @@ class TestInterrupted:
         assert self.end(code, "working") == (130, "")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="shells")
+@pytest.mark.parametrize(
+    ("arguments", "closed", "code", "says"),
+    [
+        (["train", "--out", "run"], "<&- >&- 2>&-", 0, ""),
+        *slow(
+            (["train", "--out", "run"], ">&-", 0, "evaluating seed 1"),
+            (["train", "--out", "run"], "2>&-", 0, "run"),
+            (["train", "--out", "run"], "| true", 1, "error: The output cannot be written"),
+        ),
+        (["train", "--help"], ">&-", 0, ""),
+        (["train", "--steps", "0"], "2>&-", 1, ""),
+        (["data", "list"], ">&-", 1, "error: Standard output is closed, so the result cannot be"),
+        (["data", "list"], "2>&-", 0, "digits"),
+        (["evaluate", "nowhere"], ">&-", 1, "error: Standard output is closed"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_closed_streams(arguments, closed, code, says, tmp_path, monkeypatch):
+    """A run goes on without its output. A command that only prints is refused."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    if "run" in arguments:
+        arguments = [*arguments, "--estimator", "rloo", "--layer-sizes", "5", "--hidden", "5",
+                     "--bound-samples", "2", "--steps", "4"]  # fmt: skip
+    command = shlex.join([sys.executable, "-m", "steingrad_lab", *arguments])
+    done = subprocess.run(
+        ["bash", "-c", f"{command} {closed}; exit ${{PIPESTATUS[0]}}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    said = done.stdout + done.stderr
+    assert (done.returncode, "Traceback" in said) == (code, False), said
+    assert says in said
+    if "run" in arguments:
+        run = Run(tmp_path / "run")
+        assert run.status == "finished"
+        assert [line["step"] for line in run.metrics()] == [4, 4]
+
+
 class TestCommandLine:
     def run(self, *arguments):
         with pytest.raises(SystemExit) as stop:
@@ -210,6 +254,71 @@ class TestCommandLine:
         assert Run(tmp_path / "run").config.layer_sizes == (200, 200)
         assert Run(tmp_path / "run").config.hidden == ()
 
+    @pytest.mark.parametrize(
+        ("size", "says"),
+        [
+            (["--columns", 10**8], "4 rows and 100000000 columns has 400000600 images"),
+            (["--rows", 10**8], "100000000 rows and 10 columns has 1000000040 images"),
+            (["--rows", 500, "--columns", 1], "403200 pixels from top to bottom"),
+        ],
+    )
+    def test_pictures_that_are_too_large(self, trained, size, says, tmp_path, capsys):
+        assert self.run("sample", trained.path, "--out", tmp_path / "grid.png", *size) == 1
+        assert says in capsys.readouterr().err
+        assert not (tmp_path / "grid.png").exists()
+
+    def test_batches_are_no_larger_than_the_split(self, trained, monkeypatch, capsys):
+        sizes = []
+        evaluated = lambda *given: sizes.append(given[-1]) or Bounds(0.0, 0.0)
+        monkeypatch.setattr(steingrad_lab.cli, "evaluate", evaluated)
+        for size in (7, 10**9):
+            main(["evaluate", str(trained.path), "--batch-size", str(size)])
+        assert sizes == [7, 300]
+
+    @pytest.mark.parametrize(
+        ("error", "says"),
+        [
+            (MemoryError(), "There is not enough memory (Python found no more). Choose smaller"),
+            (
+                jax.errors.JaxRuntimeError("INTERNAL: Out of memory allocating 8 bytes.\nmore"),
+                "There is not enough memory (INTERNAL: Out of memory allocating 8 bytes.). Choose",
+            ),
+            (
+                OverflowError("An overflow in an argument to a jitted computation"),
+                "There is not enough memory (an array would have more numbers than JAX can count)",
+            ),
+        ],
+    )
+    def test_memory_that_runs_out(self, error, says, monkeypatch, capsys):
+        def fails(*_, **__):
+            raise error
+
+        monkeypatch.setattr(steingrad_lab.cli, "train", fails)
+        assert self.run("train") == 1
+        assert says in " ".join(capsys.readouterr().err.split())
+
+    def test_other_errors_are_not_about_memory(self, monkeypatch):
+        def fails(*_, **__):
+            raise OverflowError("something else")
+
+        monkeypatch.setattr(steingrad_lab.cli, "train", fails)
+        with pytest.raises(OverflowError, match="something else"):
+            main(["train"])
+
+    @pytest.mark.parametrize("flag", ["--devices", "--layers"])
+    def test_none_is_no_choice(self, flag, capsys):
+        """An option that is left out is `None`, but nobody can write this."""
+        for value in ("None", "foo"):
+            assert self.run("train", flag, value) == 2
+            said = capsys.readouterr()
+            assert "None" not in (said.out + said.err).replace("'None'", "")
+
+    def test_paths_have_no_markup(self, tmp_path, capsys):
+        folder = tmp_path / "[red]x[/] :smile:"
+        folder.mkdir(parents=True)
+        main(["data", "list", "--data-dir", str(folder)])
+        assert "[red]x[/] :smile:" in "".join(capsys.readouterr().out.split("│")).replace("\n", "")
+
     def test_data_list(self, capsys):
         main(["data", "list"])
         out = capsys.readouterr().out
@@ -228,6 +337,20 @@ class TestCommandLine:
             (["evaluate", "nowhere"], "no config.json"),
             (["sample", "nowhere"], "no config.json"),
             (["train", "--layers", 0], "layers must be 1 or more"),
+            (["train", "--layers", 10**12], "layers must be at most 100, not 1000000000000."),
+            (["train", "--adapt-every", 10**12], "adapt_every must be below 2^31, not 10000000000"),
+            (["train", "--estimator", "bronco", "--flips", 10**12], "flips must be below 2^16"),
+            (
+                ["train", "--layer-sizes", 60000, 60000, "--hidden", 60000],
+                "This run needs at least",
+            ),
+            (
+                ["evaluate", "nowhere", "--samples", 10**12],
+                "--samples must be below 2^31, not 1000",
+            ),
+            (["sample", "nowhere", "--out", "grid.jpg"], "--out names a PNG file"),
+            (["reproduce", "timing", "--workers", 10**12], "workers must be at most 1000"),
+            (["train", "--data", "[/b] :smile:.npz"], "/[/b] :smile:.npz does not exist"),
             (["train", "--coordinates", 300], "coordinates 300 is more than the bits"),
             (["train", "--damping", 0.1], "damping goes with operator mpf"),
             (["train", "--baseline", "learned"], "baseline goes with estimator reinforce"),

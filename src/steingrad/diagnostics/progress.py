@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 def progress(total: int | float) -> Iterator[Callable[[str, int | float], None]]:
     """Yields a function to call with a description and the amount that is done. There is no bar if
     standard error is not a terminal, or if `rich` is not installed."""
-    rich = _rich() if sys.stderr.isatty() else None
+    shown = sys.stderr is not None and sys.stderr.isatty()  # it is None if it was closed
+    rich = _rich() if shown else None
     if rich is None:
         yield lambda description, completed: None
         return

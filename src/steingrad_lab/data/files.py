@@ -3,7 +3,6 @@
 import hashlib
 import os
 import re
-import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -167,13 +166,14 @@ def _is_writable(place: Path) -> bool:
 
 
 def _progress() -> Progress:
+    console = Console(stderr=True)
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
+        console=console,
+        disable=not console.is_terminal,
     )
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..data import label
-from ..training.config import Config, ConfigError, differences, used
+from ..training.config import MOST_LAYERS, Config, ConfigError, differences, used
 
 STEPS = 1_000_000
 SEEDS = (1, 2, 3, 4, 5)
@@ -56,6 +56,8 @@ def configure(*, preset: str = "none", layers: int | None = None, **given: Any) 
     """
     if layers is not None and layers < 1:
         raise ConfigError(f"layers must be 1 or more, not {layers}.")
+    if layers is not None and layers > MOST_LAYERS:
+        raise ConfigError(f"layers must be at most {MOST_LAYERS}, not {layers}.")
     if layers is not None and "layer_sizes" in given:
         raise ConfigError("Both layers and layer_sizes are given. Give only one of them.")
     count = layers or max(1, len(given.get("layer_sizes", ())))

@@ -17,6 +17,7 @@ from .worker import Job, append_log, attempt
 
 # How many times Ray restarts a run if its worker or node is lost.
 RAY_RETRIES = 3
+MOST_WORKERS = 1000
 # With -P, modules in the current folder are not imported by mistake.
 PYTHON = (sys.executable, "-P", "-c")
 
@@ -188,4 +189,6 @@ class RayCluster:
 def _at_least_one(workers: int) -> int:
     if workers < 1:
         raise ConfigError(f"workers must be 1 or more, not {workers}.")
+    if workers > MOST_WORKERS:
+        raise ConfigError(f"workers must be at most {MOST_WORKERS}, not {workers}.")
     return workers

@@ -16,6 +16,15 @@ from ..settings import SETTINGS, build_estimator, learns, owners, settings_of, t
 
 NUMBERS = 2**31
 """Seeds and steps are below this number, because JAX takes 32-bit integers."""
+POWERS = {
+    **dict.fromkeys(("steps", "batch_size", "adapt_every", "bound_samples"), 31),
+    **dict.fromkeys(("flips", "jacobian_draws", "samples"), 16),
+    **dict.fromkeys(("surrogate_hidden", "relax_hidden", "layer_sizes", "hidden"), 16),
+}
+"""Settings that are sizes, or lists of sizes, are below this power of 2. More would not fit in
+memory, or would not be 32-bit integers."""
+MOST_LAYERS = 100
+MOST_SEEDS = 1000
 
 
 class ConfigError(Exception):
@@ -223,8 +232,20 @@ def _check_values(settings: Mapping[str, Any]) -> None:
     for name in ("samples", "steps", "batch_size", "adapt_every", "bound_samples"):
         if settings[name] < 1:
             raise ConfigError(f"{name} must be 1 or more, not {settings[name]}.")
-    if settings["steps"] >= NUMBERS:
-        raise ConfigError(f"steps must be below 2^31, not {settings['steps']}.")
+    for name, power in POWERS.items():
+        given = settings[name]
+        most = max(given, default=0) if isinstance(given, tuple) else given or 0
+        if most >= 2**power:
+            raise ConfigError(f"{name} must be below 2^{power}, not {most}.")
+    for name, most in (
+        ("layer_sizes", MOST_LAYERS),
+        ("hidden", MOST_LAYERS),
+        ("seeds", MOST_SEEDS),
+    ):
+        if len(settings[name]) > most:
+            raise ConfigError(
+                f"{name} must be at most {most} numbers, but {len(settings[name])} were given."
+            )
     for name in ("learning_rate", "cv_learning_rate"):
         if not 0 < settings[name] < math.inf:
             raise ConfigError(f"{name} must be above 0, and finite, not {settings[name]}.")

@@ -1,6 +1,5 @@
 """Progress: a live bar in a terminal, and lines of text otherwise."""
 
-import sys
 import time
 from typing import Any, TypeVar
 
@@ -38,7 +37,7 @@ class _Bars:
     """Progress bars, shown between enter and exit if stderr is a terminal."""
 
     def __init__(self, quiet: bool, *columns: ProgressColumn):
-        self.console = Console(stderr=True, quiet=quiet)
+        self.console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
         self.live = self.console.is_terminal and not quiet
         self.progress = Progress(*columns, console=self.console, disable=not self.live)
 
@@ -48,10 +47,10 @@ class _Bars:
 
     def __exit__(self, *exc: Any) -> None:
         self.progress.__exit__(*exc)
-        sys.stderr.flush()
+        self.console.file.flush()
 
     def message(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+        self.console.print(text, highlight=False, soft_wrap=True)
 
 
 class Display(_Bars):

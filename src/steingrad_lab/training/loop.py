@@ -16,6 +16,7 @@ from .devices import Devices
 from .display import Display
 from .evaluation import elbos, final_bounds, report_lines
 from .lock import sole_owner
+from .memory import check_memory, enough_memory
 from .resume import open_run
 from .runs import Run, RunError
 from .schedule import Schedule
@@ -34,6 +35,7 @@ class Diverged(RuntimeError):
     """Raised when training produces numbers that are not finite."""
 
 
+@enough_memory()
 def train(
     config: Config,
     out: Path,
@@ -175,6 +177,8 @@ def _compile(task: Task, state: State, display: Display) -> Callable[[State, int
         program = jax.jit(advance, donate_argnums=0, out_shardings=devices.everywhere)
     display.message("compiling the training step")
     compiled = program.lower(state, seeds, images, number, number).compile()
+    memory: Any = compiled.memory_analysis()  # some devices do not tell
+    check_memory(getattr(memory, "temp_size_in_bytes", 0), "A training step")
 
     def steps(state, start, stop):
         start, stop = jnp.asarray(start, jnp.int32), jnp.asarray(stop, jnp.int32)

@@ -10,6 +10,39 @@ from jaxtyping import Float
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from .config import ConfigError
+
+WIDTH = 800
+"""The width of a picture, in pixels."""
+MOST_IMAGES = 10_000
+MOST_PIXELS = 2**26
+"""The most pixels of all images together, before a picture is scaled to its width."""
+MOST_HEIGHT = 2**15
+"""The largest height of a picture, in pixels. Matplotlib would refuse twice as many."""
+
+
+def check_grids(grids: Sequence[tuple[int, int]], shape: tuple[int, int]) -> None:
+    """Raises if a picture of these grids, each of so many rows and columns, would be too large.
+
+    >>> check_grids([(4, 10**8)], (28, 28))
+    Traceback (most recent call last):
+    steingrad_lab.training.config.ConfigError: A picture of 4 rows and 100000000 columns has ...
+    """
+    height, width = shape
+    (rows, columns), images = grids[0], sum(rows * columns for rows, columns in grids)
+    pixels = images * (height + 1) * (width + 1)
+    high = sum(WIDTH * rows * (height + 1) / (columns * (width + 1)) for rows, columns in grids)
+    for found, most, what in (
+        (images, MOST_IMAGES, "images"),
+        (pixels, MOST_PIXELS, "pixels"),
+        (round(high), MOST_HEIGHT, "pixels from top to bottom"),
+    ):
+        if found > most:
+            raise ConfigError(
+                f"A picture of {rows} rows and {columns} columns has {found} {what}, but at most "
+                f"{most} are drawn. Choose other numbers of rows and columns."
+            )
+
 
 def image_grid(
     rows: Sequence[Float[np.ndarray, "images pixels"]], shape: tuple[int, int]
@@ -21,7 +54,7 @@ def image_grid(
     """
     height, width = shape
     columns = max(len(row) for row in rows)
-    grid = np.ones((len(rows) * (height + 1) - 1, columns * (width + 1) - 1))
+    grid = np.ones((len(rows) * (height + 1) - 1, columns * (width + 1) - 1), np.float32)
     for r, row in enumerate(rows):
         for c, image in enumerate(row):
             top, left = r * (height + 1), c * (width + 1)
@@ -30,8 +63,8 @@ def image_grid(
 
 
 def save_grids(grids: Mapping[str, Float[np.ndarray, "height width"]], path: Path) -> None:
-    """Saves grids below each other, each with its title, in a picture of 800 pixels width."""
-    width = 8.0
+    """Saves grids below each other, each with its title, in a picture of `WIDTH` pixels."""
+    width = WIDTH / 100
     heights = [width * grid.shape[0] / grid.shape[1] for grid in grids.values()]
     figure, axes = plt.subplots(
         len(grids),

@@ -110,7 +110,7 @@ class Trainer(NamedTuple):
             A condition inside each step would be simpler, but XLA would copy the state.
             """
             step, state = carry
-            due = jnp.minimum(-(-step // every) * every, stop)
+            due = step + jnp.minimum(-step % every, stop - step)  # never beyond 32-bit integers
             after = jnp.minimum(due + 1, stop)
             state = steps(step, due, state, adapt=False)
             return after, steps(due, after, state, adapt=True)

@@ -13,6 +13,7 @@ from ..models import VAE
 from ..models.resnet import check_shape
 from .config import Config
 from .devices import Devices
+from .memory import check_memory
 from .runs import Run, RunError
 from .step import State, Trainer
 
@@ -46,7 +47,14 @@ class Task:
                 raise RunError(f"{config.dataset}: {error}") from None
         # Only the shapes of the model are needed here; the state holds its arrays.
         model = eqx.filter_eval_shape(partial(config.build_model, dataset), jax.random.key(0))
-        estimators = config.build_estimators(dataset.train.shape[1])
+        pixels = dataset.train.shape[1]
+        weights = sum(getattr(leaf, "size", 0) for leaf in jax.tree.leaves(model))
+        images = config.batch_size // (1 if devices is None else devices.mesh.size)
+        # At least 4 bytes for each weight, its gradient and its two moments in Adam, and for each
+        # pixel that is decoded.
+        numbers = 4 * weights + config.samples * images * pixels
+        check_memory(4 * len(config.seeds) * numbers, "This run")
+        estimators = config.build_estimators(pixels)
         trainer = Trainer(config, model, estimators, steps_per_dispatch(config), devices)
         return cls(config, dataset, trainer)
 

@@ -83,10 +83,10 @@ def test_a_file_larger_than_any_dataset_is_not_read(small, places, monkeypatch):
 def test_an_unreadable_file_is_refused_by_name(small, places, monkeypatch):
     put(places / "cache")
 
-    def locked(path):
+    def locked(path, mode):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", locked)
+    monkeypatch.setattr(Path, "open", locked)
     with pytest.raises(data.DataError, match=r"train\.gz cannot be read .*Permission denied"):
         data.load(small)
     assert data.status()[-1].found

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from steingrad_lab.data import DataError, load
+from steingrad_lab.data import DataError, load, own
 
 GREY = np.arange(20 * 6, dtype=np.uint8).reshape(20, 2, 3)
 
@@ -48,6 +48,14 @@ def test_kinds_of_numbers(given, expected, tmp_path):
     np.testing.assert_array_equal(dataset.train, expected.reshape(20, 6))
 
 
+def test_fractions_beside_whole_numbers(tmp_path):
+    """The type of each array says its scale, so they may differ."""
+    dataset = load(stored(tmp_path / "own.npz", train=GREY / 255, valid=GREY > 50, test=GREY))
+    np.testing.assert_array_equal(dataset.train, GREY.reshape(20, 6))
+    np.testing.assert_array_equal(dataset.valid, np.where(GREY > 50, 255, 0).reshape(20, 6))
+    np.testing.assert_array_equal(dataset.test, dataset.train)
+
+
 def test_rows_of_pixels(tmp_path):
     square = load(stored(tmp_path / "square.npz", train=np.zeros((10, 9))))
     assert square.image_shape == (3, 3)
@@ -82,9 +90,22 @@ def test_folder_of_pictures(parts, tmp_path):
             {"train": np.tile([0, 1], (10, 2))},
             "only the whole numbers 0 and 1, which are both nearly black",
         ),
+        (
+            {"train": GREY % 2, "valid": GREY, "test": GREY},
+            "in train: train has values from 0 to 1 .* test has values from 0 to 119",
+        ),
+        (
+            {"train": GREY / 255, "valid": GREY / 255, "test": GREY / 1.0},
+            "train has values from 0 to 0.46.* test has values from 0 to 119",
+        ),
+        (
+            {"train": GREY / 255, "valid": GREY / 255, "test": GREY / 255 / 255},
+            "nearly black on the scale from 0 to 1, in test: train has values from 0 to 0.46",
+        ),
         ({"train": np.full((10, 4), 1j)}, "complex128"),
+        ({"train": np.ones((10, 4), "m8[s]")}, "timedelta64"),
         ({"train": np.full((10, 4), "a")}, "cannot be grey values"),
-        ({"train": np.array([{}] * 10)}, "cannot be read as an .npz file of arrays"),
+        ({"train": np.array([{}] * 10)}, "has the array train of Python objects"),
         ({"train": np.zeros((9, 4))}, "no image for test"),
         ({"train": GREY, "valid": GREY[:, :1], "test": GREY}, "images of different sizes"),
     ],
@@ -99,6 +120,23 @@ def test_pictures_of_16_bits_are_refused(tmp_path):
         image = Image.fromarray(np.full((2, 3), 20_000, np.uint16))
         image.save(tmp_path / f"{number}.png")
     with pytest.raises(DataError, match="more than 8 bits a pixel"):
+        load(str(tmp_path))
+
+
+def test_animations_are_refused(tmp_path):
+    frames = [Image.fromarray(image) for image in GREY[:2]]
+    for number in range(10):
+        frames[0].save(tmp_path / f"{number}.gif", save_all=True, append_images=frames[1:])
+    with pytest.raises(DataError, match=r"0\.gif with several pictures in one file"):
+        load(str(tmp_path))
+
+
+def test_sizes_are_checked_before_pixels_are_read(tmp_path, monkeypatch):
+    for number, image in enumerate(GREY):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+    monkeypatch.setattr(own, "MOST_BYTES", 119)
+    monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("pixels were read"))
+    with pytest.raises(DataError, match="pictures of 120 pixels together, but at most 119"):
         load(str(tmp_path))
 
 
