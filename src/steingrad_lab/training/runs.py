@@ -106,7 +106,7 @@ class Run:
             self.config = from_json(present["config"])
         except (RunError, ConfigError) as error:
             raise RunError(f"{place}: {error}") from None
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except Exception as error:  # a file may contain anything
             raise RunError(
                 f"{place} is damaged: reading its settings gave {type(error).__name__}: {error}. "
                 f"{RESTORE}"
