@@ -35,7 +35,7 @@ def write_report(directory: Path, out: Path, readme: Path | None = None) -> None
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as side:
         new = Path(side)
         for name, text in files.items():
-            (new / name).write_bytes(_bytes(text))
+            (new / name).write_text(text, "utf-8", newline="\n")
         (new / "figures").mkdir()
         for figure in report.figures:
             plot(figure.curves, figure.metrics, new / "figures" / f"{figure.name}.png")
@@ -44,11 +44,6 @@ def write_report(directory: Path, out: Path, readme: Path | None = None) -> None
             path.replace(out / path.relative_to(new))
     if readme is not None:
         write_section(readme, report, out)
-
-
-def _bytes(text: str) -> bytes:
-    """Encodes text. Folder names may contain bytes that are not text; these are escaped."""
-    return text.encode("utf-8", "backslashreplace")
 
 
 def section(readme: Path) -> str:
@@ -69,4 +64,4 @@ def write_section(readme: Path, report: Report, out: Path) -> None:
     text = readme.read_text("utf-8")
     before, after = text.split(BEGIN + section(readme) + END, 1)
     new = f"{before}{BEGIN}\n{summary(report, place)}\n{END}{after}"
-    write_atomically(readme, _bytes(new))
+    write_atomically(readme, new.encode())

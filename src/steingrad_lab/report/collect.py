@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import reprlib
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,17 +12,14 @@ from typing import Any
 import numpy as np
 
 from ..paper.settings import run_name
-from ..training.config import Config, ConfigError, from_json, to_json
+from ..training.config import Config, from_json, to_json
 from ..training.runs import Run, RunError
-from ..training.stored import FORMAT, check_metrics, to_present
+from ..training.stored import FORMAT, check_metrics, is_name, is_number, to_present
+from .numbers import visible
 
 RESULTS = "results.jsonl"
 # The most points of a curve that are kept, which is enough for a figure.
 POINTS = 200
-# Errors while reading damaged files, which become warnings.
-DAMAGE = (
-    RunError, ConfigError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError,
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,8 +164,8 @@ def _folders(directory: Path) -> list[StoredRun]:
         name = folder.name if folder == directory else folder.relative_to(directory).as_posix()
         try:
             found.append(compact(Run(folder), name))
-        except DAMAGE as error:
-            warnings.warn(f"{folder} is left out: {_said(error)}", stacklevel=3)
+        except Exception as error:  # a damaged file may contain anything
+            warnings.warn(visible(f"{folder} is left out: {_said(error)}"), stacklevel=3)
     return found
 
 
@@ -177,15 +175,16 @@ def _lines(directory: Path) -> list[StoredRun]:
         try:
             content = path.read_bytes()
         except OSError as error:
-            warnings.warn(f"{path} is left out: {error.strerror}.", stacklevel=3)
+            warnings.warn(visible(f"{path} is left out: {error.strerror}."), stacklevel=3)
             continue
         for number, line in enumerate(content.split(b"\n"), 1):
             if not line:
                 continue
             try:
                 found.append(_from_json(json.loads(line)))
-            except DAMAGE as error:
-                warnings.warn(f"{path}, line {number}, is left out: {_said(error)}", stacklevel=3)
+            except Exception as error:
+                said = f"{path}, line {number}, is left out: {_said(error)}"
+                warnings.warn(visible(said), stacklevel=3)
     return found
 
 
@@ -197,7 +196,9 @@ def _search(directory: Path, name: str) -> list[Path]:
 
 
 def _said(error: Exception) -> str:
-    return f"it has no {error}." if isinstance(error, KeyError) else str(error)
+    if isinstance(error, KeyError):
+        return f"it has no {error}."
+    return str(error) or f"reading it gave {type(error).__name__}."
 
 
 def _without_copies(runs: list[StoredRun]) -> list[StoredRun]:
@@ -213,7 +214,8 @@ def _without_copies(runs: list[StoredRun]) -> list[StoredRun]:
             if run is best or not run.folder:
                 continue
             if run.finished and run.config.steps == best.config.steps:
-                warnings.warn(f"{run.name} is left out: {best.name} is the same run.", stacklevel=3)
+                said = f"{run.name} is left out: {best.name} is the same run."
+                warnings.warn(visible(said), stacklevel=3)
             else:
                 kept.append(run)
     return sorted(kept, key=lambda run: (run_name(run.config), run.name))
@@ -248,10 +250,9 @@ def _from_json(fields: dict[str, Any]) -> StoredRun:
         check_metrics(line)
     fields.update(config=from_json(fields["config"]), metrics=tuple(fields["metrics"]))
     run = StoredRun(**fields)
-    times = (run.ms_per_step, *(line.get("seconds") for line in run.metrics))
-    if not isinstance(run.name, str):
-        raise ValueError(f"it is damaged: its name is {run.name!r:.60}.")
-    numbers = [time for time in times if time is not None]
-    if not all(isinstance(time, (int, float)) and 0 <= time < math.inf for time in numbers):
-        raise ValueError("it is damaged: it has times that are not finite numbers.")
+    if not is_name(run.name):
+        raise ValueError(f"it is damaged: its name is {reprlib.repr(run.name)}.")
+    for time in (run.ms_per_step, *(line.get("seconds") for line in run.metrics)):
+        if time is not None and not (is_number(time) and time >= 0):
+            raise ValueError(f"it is damaged: it has the time {reprlib.repr(time)}.")
     return run

@@ -3,7 +3,9 @@
 import html
 import re
 from collections.abc import Iterable
+from urllib.parse import quote
 
+from .numbers import visible
 from .parts import Cell, Figure, Report, Section, Table
 
 
@@ -30,8 +32,8 @@ def summary(report: Report, place: str) -> str:
         parts += [f"### {title}", *_figure(figure, title, f"{place}/figures")]
     parts.append(
         f"The other tables and figures, the environment and the hashes of the data are in "
-        f"[{place}/report.md]({place}/report.md), and with interactive figures in "
-        f"`{place}/index.html`."
+        f"[{_text(f'{place}/report.md')}]({_link(f'{place}/report.md')}), and with interactive "
+        f"figures in {_code(f'{place}/index.html')}."
     )
     return "\n\n".join(parts)
 
@@ -48,7 +50,7 @@ def _section(section: Section) -> str:
 
 
 def _figure(figure: Figure, alternative: str, folder: str) -> tuple[str, str, str]:
-    picture = f"![{alternative}]({folder}/{figure.name}.png)"
+    picture = f"![{alternative}]({_link(f'{folder}/{figure.name}.png')})"
     return _sentences(figure.before), picture, _table(figure.table)
 
 
@@ -88,5 +90,25 @@ def _text(text: str) -> str:
     >>> print(_text("a_b | <c>\n"))
     a\_b \| &lt;c&gt;
     """
-    line = " ".join(text.split())
-    return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(line, quote=False))
+    escaped = re.sub(r"([\\`*_\[\]|~#])", r"\\\1", html.escape(text, quote=False))
+    # Codes of control characters come last: their backslashes stand before letters, which is plain
+    # text in Markdown. A dollar sign would begin a formula.
+    return visible(escaped).replace("$", "&#36;")
+
+
+def _link(path: str) -> str:
+    """Returns a path as the target of a link.
+
+    >>> _link("my runs (2)/a.png")
+    'my%20runs%20%282%29/a.png'
+    """
+    return quote(path, errors="surrogateescape")
+
+
+def _code(text: str) -> str:
+    """Returns text as code, unless it contains a backtick or the beginning of a tag.
+
+    >>> print(_code("a/b"), _code("a`b"))
+    `a/b` a\\`b
+    """
+    return _text(text) if {*"`<"} & {*text} else f"`{visible(text)}`"

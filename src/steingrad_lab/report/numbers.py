@@ -1,4 +1,4 @@
-"""Means and standard errors, the format of numbers, and the names of tasks."""
+"""Means and standard errors, the format of numbers and text, and the names of tasks."""
 
 import dataclasses
 import math
@@ -100,6 +100,16 @@ def task_name(config: Config, others: Iterable[Config]) -> str:
     if len({len(other.layer_sizes) for other in configs}) > 1:
         parts.append(plural(len(config.layer_sizes), "layer"))
     return ", ".join(parts)
+
+
+def visible(text: str) -> str:
+    r"""Puts text on one line. Control characters and the like are shown by their codes.
+
+    >>> print(visible("two\nlines and a bell\a"))
+    two lines and a bell\x07
+    """
+    code = lambda letter: letter.encode("unicode_escape").decode()
+    return "".join(c if c.isprintable() else code(c) for c in " ".join(text.split()))
 
 
 def plural(count: int, noun: str) -> str:

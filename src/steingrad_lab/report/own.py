@@ -17,6 +17,8 @@ from .parts import NOTHING, Block, Cell, Figure, Section, Table, apart, in_legen
 
 CURVES = ("grad_variance", "objective")
 COLUMNS = ("train_elbo", "test_bound", "grad_variance", "ms_per_step")
+# The most characters of a dataset's name in the name of a file, which may have 255 bytes.
+SLUG = 40
 # Settings that the title of a section gives, or that groups do not distinguish.
 TOLD = ("dataset", "likelihood", "steps", "seeds", "bound_samples")
 
@@ -29,14 +31,25 @@ def own_sections(groups: Sequence[Group], beside_paper: bool) -> list[Section]:
     sections = []
     for (dataset, likelihood), members in tasks.items():
         title = f"{dataset_name(dataset)}, {likelihood.capitalize()} likelihood"
-        name = f"own-{short(dataset)}-{likelihood}"
-        namesakes = sum(section.name.startswith(name) for section in sections)
+        name = f"own-{_slug(short(dataset))}-{likelihood}"
+        # Some file systems do not distinguish capital letters.
+        same = [section for section in sections if section.name.lower().startswith(name.lower())]
+        namesakes = len(same)
         if namesakes:  # a dataset of the same name in another folder
             name, title = f"{name}-{namesakes + 1}", f"{title} ({Path(dataset).parent})"
         before = ("They belong to no experiment of the paper.",) if beside_paper else ()
         heading = f"Other runs: {title}" if beside_paper else title
         sections.append(Section(name, heading, _parts(name, members), before, beside_paper))
     return sections
+
+
+def _slug(name: str) -> str:
+    """Returns a name that files and links can have. Different names may become the same.
+
+    >>> _slug("two words/<b>")
+    'two_words__b_'
+    """
+    return "".join(c if c.isalnum() or c in "._-" else "_" for c in name)[:SLUG]
 
 
 def _parts(name: str, groups: Sequence[Group]) -> tuple[Table | Figure, ...]:

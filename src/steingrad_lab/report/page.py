@@ -1,11 +1,12 @@
 """Write a report as one HTML page without external files."""
 
+import html
 import importlib.resources
 import json
 from collections.abc import Iterable
-from html import escape
 
 from .metrics import METRICS
+from .numbers import visible
 from .parts import Cell, Figure, Report, Section, Table
 from .styles import MARGIN, START, STYLES, for_page, style_sheet
 
@@ -54,6 +55,11 @@ def to_html(report: Report) -> str:
         figures=json.dumps(figures, allow_nan=False).replace("<", "\\u003c"),
         script=_file("page.js"),
     )
+
+
+def escape(text: str) -> str:
+    """Escapes text for HTML and puts it on one line."""
+    return visible(html.escape(text))
 
 
 def _data(figure: Figure) -> dict:

@@ -1,10 +1,11 @@
 """Engines that train the runs of a sweep: processes of this machine, or a Ray cluster."""
 
 import contextlib
+import json
 import logging
 import os
-import pickle
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,11 @@ from .worker import Job, append_log, attempt
 # How many times Ray restarts a run if its worker or node is lost.
 RAY_RETRIES = 3
 MOST_WORKERS = 1000
+# How long to wait for the server at the address of a Ray cluster.
+ADDRESS_SECONDS = 5.0
+# The first bytes of a connection by gRPC, which Ray uses, and the kind of the first answer.
+HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+HTTP2_SETTINGS = b"\x04"
 # With -P, modules in the current folder are not imported by mistake.
 PYTHON = (sys.executable, "-P", "-c")
 
@@ -83,8 +89,9 @@ class Processes:
         )
         self._running.append((job, process, log, cores))
         assert process.stdin is not None
+        given = {"job": job.to_json(), "cores": cores, "threads": self._share}
         with contextlib.suppress(BrokenPipeError):  # `finished` reports a process that has died
-            process.stdin.write(pickle.dumps((job, cores, self._share)))
+            process.stdin.write(json.dumps(given).encode() + b"\n")
             process.stdin.flush()
 
     def finished(self) -> list[tuple[Job, str | None]]:
@@ -137,6 +144,7 @@ class RayCluster:
         if workers is not None:
             _at_least_one(workers)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        _check_address(address or os.environ.get("RAY_ADDRESS"))
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError) as error:
@@ -184,6 +192,31 @@ class RayCluster:
     def stop(self) -> None:
         self._running = {}
         self._ray.shutdown()  # also stops the tasks that this program started
+
+
+def _check_address(address: str | None) -> None:
+    """Raises unless a server of Ray answers at `host:port`. Ray itself would try for minutes."""
+    if address in (None, "", "auto", "local"):
+        return
+    kind, _, place = address.rpartition("://")
+    host, _, port = place.rpartition(":")
+    if kind not in ("", "ray"):
+        return  # an address of a service that only Ray knows
+    if not (host and port.isdecimal() and 0 < int(port) < 2**16):
+        raise ConfigError(f"--address must be host:port, such as 10.0.0.1:6379, not {address!r}.")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), ADDRESS_SECONDS) as server:
+            if os.environ.get("RAY_USE_TLS", "0") != "0":
+                return
+            server.settimeout(ADDRESS_SECONDS)
+            server.sendall(HTTP2_HELLO)
+            why = "" if server.recv(9)[3:4] == HTTP2_SETTINGS else "another program answers there"
+    except (OSError, ValueError) as error:  # ValueError: impossible names of hosts
+        why = str(error)
+    if why:
+        raise RunError(
+            f"There is no Ray cluster at {address} ({why}). Start one, or correct --address."
+        )
 
 
 def _at_least_one(workers: int) -> int:

@@ -2,16 +2,18 @@
 
 import contextlib
 import dataclasses
+import json
 import os
-import pickle
 import sys
 import threading
 import traceback
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from .. import data
-from ..training.config import Config, ConfigError
+from ..training.config import Config, ConfigError, from_json, to_json
 from ..training.loop import Diverged, train
 from ..training.runs import RunError
 from ..training.schedule import Schedule
@@ -29,6 +31,25 @@ class Job:
     folder: Path
     schedule: Schedule = dataclasses.field(default_factory=Schedule)
     data_dir: Path | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the job as JSON values."""
+        return {
+            "config": to_json(self.config),
+            "folder": str(self.folder),
+            "schedule": vars(self.schedule),
+            "data_dir": None if self.data_dir is None else str(self.data_dir),
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Job":
+        """Returns the job that `to_json` was called on."""
+        return cls(
+            from_json(fields["config"]),
+            Path(fields["folder"]),
+            Schedule(**fields["schedule"]),
+            None if fields["data_dir"] is None else Path(fields["data_dir"]),
+        )
 
 
 def attempt(job: Job, cores: int | None = None) -> str | None:
@@ -69,12 +90,12 @@ def append_log(job: Job, text: str) -> None:
 
 
 def main() -> None:
-    """Reads the job and the cores from stdin. Writes an error message, if any, to stdout."""
-    job, cores, count = pickle.load(sys.stdin.buffer)
-    if cores:
-        os.sched_setaffinity(0, cores)
+    """Reads the job and the cores from stdin, as a line of JSON. Writes an error to stdout."""
+    given = json.loads(sys.stdin.buffer.readline())
+    if given["cores"]:
+        os.sched_setaffinity(0, given["cores"])
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    problem = attempt(job, count)
+    problem = attempt(Job.from_json(given["job"]), given["threads"])
     if problem is not None:
         print(problem)
         sys.exit(1)

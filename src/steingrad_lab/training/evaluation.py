@@ -48,8 +48,7 @@ def evaluate(
         piece = images[start : start + batch_size]
         # The last batch is padded, so that one compiled program serves all batches.
         piece = np.pad(piece, ((0, batch_size - len(piece)), (0, 0)))
-        bounds = _bounds(model, piece, samples, jax.random.fold_in(key, number))
-        pieces.append(np.asarray(bounds, np.float64))
+        pieces.append(_bounds(model, piece, samples, jax.random.fold_in(key, number)))
     per_image = np.concatenate(pieces, axis=1)
     elbo, bound = np.mean(per_image[:, : len(images)], axis=1)
     return Bounds(float(elbo), float(bound))
@@ -57,32 +56,34 @@ def evaluate(
 
 def _bounds(
     model: VAE, images: UInt8[np.ndarray, "images pixels"], samples: int, key: PRNGKeyArray
-) -> Float[Array, "2 images"]:
+) -> Float[np.ndarray, "2 images"]:
     """Returns the ELBO and the importance-weighted bound of each image."""
-    sums = jnp.stack([jnp.zeros(len(images)), jnp.full(len(images), -jnp.inf)])
+    pixels = jnp.asarray(images)
+    # These sums are in float64: there may be millions of samples.
+    total, log_total = np.zeros(len(images)), np.full(len(images), -np.inf)
     for number, start in enumerate(range(0, samples, SAMPLES_AT_A_TIME)):
         count = min(SAMPLES_AT_A_TIME, samples - start)
         key_number = jnp.asarray(number, jnp.int32)
-        sums = _add_samples(model, jnp.asarray(images), sums, count, key, key_number)
-    return jnp.stack([sums[0] / samples, sums[1] - math.log(samples)])
+        sums = _weight_sums(model, pixels, count, key, key_number)
+        elbo, log_sum = np.asarray(sums, np.float64)
+        total, log_total = total + elbo, np.logaddexp(log_total, log_sum)
+    return np.stack([total / samples, log_total - math.log(samples)])
 
 
 @eqx.filter_jit
-def _add_samples(
+def _weight_sums(
     model: VAE,
     images: UInt8[Array, "images pixels"],
-    sums: Float[Array, "2 images"],
     samples: int,
     key: PRNGKeyArray,
     number: Int[Array, ""],
 ) -> Float[Array, "2 images"]:
-    """Adds samples to the sum of the log-weights and to the log of the sum of the weights."""
+    """Returns the sum of the log-weights of some samples, and the log of the sum of the weights."""
     observe_key, weight_key = jax.random.split(key)
     y = model.likelihood.observe(observe_key, images)
     key = jax.random.fold_in(weight_key, number)
     weights = model.log_weights(y, samples=samples, key=key)
-    log_sum = jax.nn.logsumexp(weights, axis=0)
-    return jnp.stack([sums[0] + jnp.sum(weights, axis=0), jnp.logaddexp(sums[1], log_sum)])
+    return jnp.stack([jnp.sum(weights, axis=0), jax.nn.logsumexp(weights, axis=0)])
 
 
 def report_lines(
@@ -95,7 +96,7 @@ def report_lines(
         line = {
             "step": step,
             "seed": seed,
-            "objective": float(own.elbo_sum) / int(own.elbo_steps),
+            "objective": (float(own.elbo_sum) + float(own.elbo_rest)) / int(own.elbo_steps),
             "grad_variance": float(grad_variance(own, step)),
             "ms_per_step": 1000 * seconds / (step - since),
         }

@@ -142,7 +142,8 @@ def _steps(
         display.advance(step)
         reported = state
         if schedule.due("report", step, steps):
-            state = state._replace(elbo_sum=0 * state.elbo_sum, elbo_steps=0 * state.elbo_steps)
+            counted = ("elbo_sum", "elbo_rest", "elbo_steps")
+            state = state._replace(**{name: 0 * getattr(state, name) for name in counted})
         if run is None:
             continue
         if schedule.due("report", step, steps):

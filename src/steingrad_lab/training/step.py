@@ -37,6 +37,8 @@ class State(NamedTuple):
     """Sum of the ELBO over the steps since the last report."""
     elbo_steps: Int[Array, ""]
     """Number of steps since the last report."""
+    elbo_rest: Float[Array, ""]
+    """What `elbo_sum` lacks because it is rounded. The sum is `elbo_sum + elbo_rest`."""
 
 
 class Trainer(NamedTuple):
@@ -68,6 +70,7 @@ class Trainer(NamedTuple):
             zeros(),
             jnp.zeros(()),
             jnp.zeros((), jnp.int32),
+            jnp.zeros(()),
         )
 
     @property
@@ -162,7 +165,7 @@ class Trainer(NamedTuple):
             select = lambda new, old: jnp.where(adapt, new, old)
             before = (state.cv, state.cv_optimizer)
             cv, cv_optimizer = jax.tree.map(select, (cv, cv_optimizer), before)
-        average = lambda old, new: jax.tree.map(lambda a, b: DECAY * a + (1 - DECAY) * b, old, new)
+        elbo_sum, elbo_rest = add(state.elbo_sum, state.elbo_rest, elbo)
         return State(
             optax.apply_updates(state.model, updates),
             optimizer,
@@ -170,9 +173,27 @@ class Trainer(NamedTuple):
             cv_optimizer,
             average(state.grad_mean, grads.encoders),
             average(state.grad_square, jax.tree.map(jnp.square, grads.encoders)),
-            state.elbo_sum + elbo,
+            elbo_sum,
             state.elbo_steps + 1,
+            elbo_rest,
         )
+
+
+def add(
+    total: Float[Array, ""], rest: Float[Array, ""], x: Float[Array, ""]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Adds `x` to the sum `total + rest`, in about twice the precision of one number.
+
+    `total` is the rounded sum and `rest` what it lacks (Knuth's two-sum). In a single float32, the
+    sum of a million ELBOs is wrong by one percent.
+    """
+    # The barriers keep XLA from replacing (total + x) - total by x.
+    new, x = jax.lax.optimization_barrier((total + x, x))
+    part = new - total
+    lost = (total - (new - part)) + (x - part)
+    rest = rest + lost
+    total = jax.lax.optimization_barrier(new + rest)
+    return total, rest - (total - new)
 
 
 class Batches(NamedTuple):
@@ -198,6 +219,15 @@ class Batches(NamedTuple):
         row = step // self.per_epoch - self.first_epoch
         column = step % self.per_epoch * self.batch_size
         return jax.lax.dynamic_slice(self.orders, (row, column), (1, self.batch_size))[0]
+
+
+def average(old: Any, new: Any) -> Any:
+    """Returns the moving averages `DECAY * old + (1 - DECAY) * new`.
+
+    They are computed in another form, in which the weights still add up to 1 after rounding: in
+    float32, the averages would otherwise be too large by a factor of 1 + 1.3e-5.
+    """
+    return jax.tree.map(lambda old, new: old + (1 - DECAY) * (new - old), old, new)
 
 
 def grad_variance(state: State, step: int) -> Float[Array, ""]:

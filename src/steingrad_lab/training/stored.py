@@ -2,7 +2,7 @@
 
 import json
 import math
-import sys
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,19 +13,53 @@ FORMAT = 2
 """The version of the format of `config.json`, checkpoints and `results.jsonl`."""
 
 
+# The size of numbers in metrics: they are means of float32 numbers.
+BEYOND = 1e39
+# The most characters of a name or a path.
+LONGEST = 4096
+
+
 class RunError(RuntimeError):
     """Raised when a run folder cannot be used as requested."""
 
 
+def is_name(value: Any) -> bool:
+    """Whether this is text that can be a name or a path.
+
+    >>> is_name("two words"), is_name("nu\\0l"), is_name("x" * 5000), is_name(3)
+    (True, False, False, False)
+    """
+    return isinstance(value, str) and "\0" not in value and len(value) <= LONGEST
+
+
+def is_number(value: Any) -> bool:
+    """Whether this is a number that a metric can have. `True` and NaN are none.
+
+    >>> [is_number(value) for value in (3, -0.5, 1e308, 10**300, math.nan, True, "3")]
+    [True, True, False, False, False, False, False]
+    """
+    if type(value) is int:
+        return abs(value) < 2**53
+    return type(value) is float and abs(value) < BEYOND
+
+
 def _each(values: Any, *kinds: type) -> bool:
-    return isinstance(values, dict) and all(type(value) in kinds for value in values.values())
+    """Whether this is a dictionary of names and values of these types."""
+    return isinstance(values, dict) and all(
+        is_name(name) and type(value) in kinds and (type(value) is not str or is_name(value))
+        for name, value in values.items()
+    )
 
 
 def _environment(values: Any) -> bool:
+    if not isinstance(values, dict):
+        return False
+    others = {name: value for name, value in values.items() if name != "versions"}
+    cores = values.get("cores")
     return (
-        isinstance(values, dict)
-        and type(values.get("cores")) in (int, type(None))
-        and _each(values.get("versions", {}), str)
+        _each(values.get("versions", {}), str)
+        and _each(others, str, int, bool, type(None))
+        and (cores is None or (type(cores) is int and 0 <= cores < NUMBERS))
     )
 
 
@@ -48,7 +82,10 @@ def to_present(record: Any) -> dict[str, Any]:
     if form in (1, FORMAT):
         for name, sound in RECORD.items():
             if not sound(record.get(name)):
-                raise RunError(f"it is damaged: its {name} is {record.get(name)!r:.60}.")
+                raise RunError(f"it is damaged: its {name} is {reprlib.repr(record.get(name))}.")
+        dataset = record["config"].get("dataset")
+        if isinstance(dataset, str) and not is_name(dataset):
+            raise RunError(f"it is damaged: its dataset is {reprlib.repr(dataset)}.")
         if form == 1:
             return _from_1(record)
         return {**record, "published": record.get("published") or {}}
@@ -125,12 +162,11 @@ def check_metrics(line: Any) -> None:
         raise ValueError("not an object")
     for name in ("step", "seed"):
         if type(line.get(name)) is not int or not 0 <= line[name] < NUMBERS:
-            raise ValueError(f"{name} is {line.get(name)!r:.40}")
+            raise ValueError(f"{name} is {reprlib.repr(line.get(name))}")
     if line.get("final", True) is not True:
-        raise ValueError(f"final is {line['final']!r:.40}")
+        raise ValueError(f"final is {reprlib.repr(line['final'])}")
+    if not isinstance(line.get("run"), (str, type(None))):
+        raise ValueError(f"run is {reprlib.repr(line['run'])}")
     for name, value in line.items():
-        if name in ("run", "final"):
-            continue
-        number = type(value) in (int, float, type(None))
-        if not number or (value is not None and abs(value) > sys.float_info.max):
-            raise ValueError(f"{name} is {value!r:.40}")
+        if name not in ("run", "final") and value is not None and not is_number(value):
+            raise ValueError(f"{reprlib.repr(name)} is {reprlib.repr(value)}")

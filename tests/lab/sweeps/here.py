@@ -1,7 +1,7 @@
 """Very short runs, and an engine in this process, for tests of sweeps."""
 
 import dataclasses
-import pickle
+import json
 import time
 
 from small_runs import lines as lines_of
@@ -39,7 +39,7 @@ class Here:
         return False
 
     def start(self, job: Job):
-        assert pickle.loads(pickle.dumps(job)) == job  # engines send pickled jobs
+        assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job  # as workers read it
         self.given.append(job.folder.name)
         problem = self.problems.pop(0) if self.problems else None
         if isinstance(problem, BaseException):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -14,7 +15,7 @@ from here import IMPOSSIBLE, LONG, OFTEN, SMALL, lines, statuses, wait_for
 from steingrad_lab.sweeps.engines import Processes, RayCluster
 from steingrad_lab.sweeps.plan import plan
 from steingrad_lab.sweeps.sweep import sweep
-from steingrad_lab.training import Schedule, train
+from steingrad_lab.training import ConfigError, RunError, Schedule, train
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
@@ -67,6 +68,69 @@ class TestProcesses:
         assert broken["run"] == (
             "The worker ended with code 1: SystemError: no memory for an import"
         )
+
+
+@pytest.fixture
+def loopback():
+    """A socket that has an address, and accepts connections once it listens."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.settimeout(60)
+        yield server
+
+
+def answer(server, content: bytes):
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(100)
+        connection.sendall(content)
+
+
+class TestAddress:
+    """An address without a cluster is refused at once. Ray itself tries for minutes."""
+
+    @pytest.fixture(autouse=True)
+    def _ray(self, monkeypatch):
+        ray = pytest.importorskip("ray")
+        monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray was asked"))
+
+    @pytest.mark.parametrize("form", ["127.0.0.1:{}", "localhost:{}", "ray://127.0.0.1:{}"])
+    def test_a_closed_port(self, loopback, form):
+        address = form.format(loopback.getsockname()[1])
+        with pytest.raises(RunError, match=rf"no Ray cluster at {address} \(.*refused\). Start"):
+            RayCluster(address)
+
+    def test_of_the_environment(self, loopback, monkeypatch):
+        address = f"127.0.0.1:{loopback.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(RunError, match=f"no Ray cluster at {address}"):
+            RayCluster()
+
+    def test_a_server_that_says_nothing(self, loopback, monkeypatch):
+        monkeypatch.setattr("steingrad_lab.sweeps.engines.ADDRESS_SECONDS", 0.2)
+        loopback.listen()
+        with pytest.raises(RunError, match=r"no Ray cluster at .* \(timed out\)"):
+            RayCluster(f"127.0.0.1:{loopback.getsockname()[1]}")
+
+    def test_another_kind_of_server(self, loopback):
+        loopback.listen()
+        content = b"HTTP/1.1 400 Bad Request\r\n\r\n"
+        thread = threading.Thread(target=answer, args=(loopback, content))
+        thread.start()
+        with pytest.raises(RunError, match="another program answers there"):
+            RayCluster(f"127.0.0.1:{loopback.getsockname()[1]}")
+        thread.join()
+
+    @pytest.mark.parametrize(
+        "address", ["somewhere", "host:", ":6379", "host:port", "host:0", "host:70000", "ray://x"]
+    )
+    def test_no_address(self, address):
+        with pytest.raises(ConfigError, match="--address must be host:port"):
+            RayCluster(address)
+
+    def test_a_name_that_is_no_host(self):
+        with pytest.raises(RunError, match="There is no Ray cluster at"):
+            RayCluster(f"{'x' * 300}.invalid:6379")
 
 
 def owner(folder: Path) -> tuple[int, int] | None:

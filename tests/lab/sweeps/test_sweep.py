@@ -1,9 +1,11 @@
 """Sweeps: which runs are skipped, resumed, retried and reported; the command `reproduce`."""
 
 import dataclasses
+import json
 import os
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 from here import IMPOSSIBLE, SCHEDULE, SMALL, Here, lines, statuses
@@ -14,7 +16,7 @@ from steingrad_lab.paper.settings import run_name
 from steingrad_lab.sweeps.plan import plan
 from steingrad_lab.sweeps.sweep import sweep
 from steingrad_lab.sweeps.worker import Job, attempt
-from steingrad_lab.training import Run, train
+from steingrad_lab.training import Config, Run, Schedule, train
 from steingrad_lab.training.lock import sole_owner
 
 
@@ -111,6 +113,20 @@ class TestSweep:
         said = (tmp_path / "run" / "errors.log").read_text()
         assert "warning: " in said
         assert "(not an object)." in said
+
+    @pytest.mark.parametrize("data_dir", [None, Path("/data/caf\udce9\n")])
+    def test_jobs_are_sent_as_json(self, data_dir):
+        """The configurations of the grid arrive as they were, as do unusual numbers and paths."""
+        entries = [entry for every in grid.experiments().values() for entry in every.entries]
+        configs = list(dict.fromkeys(entry.config for entry in entries))
+        configs.append(dataclasses.replace(SMALL, learning_rate=0.1 + 0.2, seeds=(0, 2**31 - 1)))
+        configs.append(Config(estimator="reinforce", baseline=1 / 3, dataset="/own/\udcff\n.npz"))
+        configs.append(Config(operator="mpf", damping=5e-324, coordinates=3, loo=False))
+        for config in configs:
+            job = Job(config, Path('/runs/"<b>"'), Schedule(7, 0, 3), data_dir)
+            sent = json.dumps(job.to_json())
+            assert "\n" not in sent  # a worker reads one line
+            assert Job.from_json(json.loads(sent)) == job
 
     def test_one_process_for_each_run(self, tmp_path, monkeypatch):
         monkeypatch.setattr("steingrad_lab.sweeps.worker.LOCK_SECONDS", 0.0)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from small_runs import SMALL
+from steingrad_lab.models import VAE, BernoulliLikelihood, mlp_vae
 from steingrad_lab.training import evaluate, load_trained
 
 
@@ -22,3 +23,13 @@ def test_evaluate_against_a_direct_computation(trained):
     assert many[0].bound > many[0].elbo
     one = evaluate(model, images, 1, jax.random.key(0))
     np.testing.assert_allclose(one.bound, one.elbo, rtol=1e-5)
+
+
+def test_bounds_of_very_many_samples(monkeypatch):
+    """The sums over 60,000 samples are not rounded to float32."""
+    log_weight = np.float32(-43.59)
+    known = lambda self, y, *, samples, key: jnp.full((samples, len(y)), log_weight)
+    monkeypatch.setattr(VAE, "log_weights", known)
+    model = mlp_vae(4, (2,), (), BernoulliLikelihood(), key=jax.random.key(0))
+    bounds = evaluate(model, np.zeros((3, 4), np.uint8), 60_000, jax.random.key(1), batch_size=3)
+    np.testing.assert_allclose(bounds, [float(log_weight)] * 2, rtol=2e-7)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -267,3 +269,45 @@ def test_one_owner(tmp_path):
         assert sorted(tmp_path.rglob("*")) == before
     with sole_owner(tmp_path / "run"):  # the lock was released
         pass
+
+
+HOLD = """
+import sys, pathlib
+from steingrad_lab.training.lock import sole_owner
+with sole_owner(pathlib.Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a file that is in use cannot be deleted")
+@pytest.mark.parametrize("deleted", [[".lock"], [".lock", ".owner"]], ids=str)
+def test_one_owner_although_the_lock_is_deleted(tmp_path, deleted):
+    """Another process holds the lock, and its files are deleted. The lock ends with the process."""
+    folder = tmp_path / "run"
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"locked\n"
+        for name in deleted:
+            (folder / name).unlink()
+        who = "another process" if ".owner" in deleted else f"process {other.pid} on"
+        with pytest.raises(RunError, match=f"run is in use by {who}"), sole_owner(folder, 0.3):
+            pytest.fail("two owners")
+        other.kill()
+        other.wait()
+        with sole_owner(folder):
+            assert json.loads((folder / ".owner").read_text())["pid"] == os.getpid()
+
+
+def test_one_owner_where_folders_cannot_be_locked(tmp_path, monkeypatch):
+    """On some network shares only files can be locked."""
+
+    def refuse(*_):
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    system = SimpleNamespace(flock=refuse, LOCK_EX=2, LOCK_NB=4)
+    monkeypatch.setattr("steingrad_lab.training.lock.fcntl", system)
+    with sole_owner(tmp_path), pytest.raises(RunError, match="is in use"), sole_owner(tmp_path):
+        pytest.fail("two owners")

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -39,6 +40,20 @@ def test_format_of_a_checkpoint_is_checked(trained, tmp_path):
         found = Run(tmp_path / "run").load(like)
     assert found is not None
     assert found[0] == 40
+
+
+def test_checkpoints_without_the_rest_of_the_sum_are_read(trained, tmp_path):
+    """Version 0.2 wrote the same arrays except for the last one."""
+    shutil.copytree(trained.path, tmp_path / "run")
+    run, like = Run(tmp_path / "run"), Task.load(SMALL).initial_state()
+    step, state = run.load(like)
+    run.save(step, state[:-1])
+    assert run.load(like)[0] == step
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, run.load(like)[1][:-1], state[:-1]))
+    assert float(run.load(like)[1].elbo_rest) == 0.0
+    run.save(step, state[:-2])
+    with pytest.warns(UserWarning, match="0060.eqx does not fit this model"):
+        assert run.load(like)[0] == 40
 
 
 # The settings in a record of format 1, as an earlier version wrote them.

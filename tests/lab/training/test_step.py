@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
+from marks import slow
 from problems import largest_difference
 from small_runs import PLAIN
 from steingrad_lab.training import Task
-from steingrad_lab.training.step import DECAY, Batches, grad_variance
+from steingrad_lab.training.evaluation import report_lines
+from steingrad_lab.training.step import DECAY, Batches, State, add, average, grad_variance
 
 
 @pytest.mark.slow
@@ -55,6 +58,64 @@ def test_grad_variance_is_the_definition():
     correction = 1 - DECAY**5
     by_hand = np.mean(square / correction - (mean / correction) ** 2)
     np.testing.assert_allclose(grad_variance(state, 5), by_hand, rtol=1e-3)
+
+
+@pytest.mark.parametrize("seeds", [(3,), *slow(((3, 4),))], ids=str)
+def test_the_objective_is_exact_after_a_million_steps(seeds):
+    """Compares 200 steps after a million others with a sum in float64."""
+    task = Task.load(dataclasses.replace(PLAIN, seeds=seeds))
+    run, begun, given = task.trainer.run, task.initial_state(), jnp.asarray(seeds, jnp.int32)
+    if len(seeds) == 1:
+        given = given[0]
+    else:
+        run = jax.vmap(run, in_axes=(0, 0, None, None, None))
+    compiled, images = jax.jit(run), jnp.asarray(task.dataset.train)
+    steps = lambda state, start, stop: compiled(
+        state, given, images, jnp.asarray(start, jnp.int32), jnp.asarray(stop, jnp.int32)
+    )
+    zeros = 0 * begun.elbo_sum
+    each, single = [], begun
+    for step in range(200):
+        single = steps(single._replace(elbo_sum=zeros, elbo_rest=zeros), step, step + 1)
+        each.append(np.asarray(single.elbo_sum, np.float64))
+    # A sum that a million steps could have arrived at.
+    before = zeros - 43_590_124
+    late = begun._replace(elbo_sum=before, elbo_steps=begun.elbo_steps + 1_000_000)
+    expected = (np.asarray(before, np.float64) + np.sum(each, axis=0)) / 1_000_200
+    lines = report_lines(task, steps(late, 0, 200), 1_000_200, 0, 1.0)
+    found = [line["objective"] for line in lines]
+    np.testing.assert_allclose(found, np.ravel(expected), rtol=1e-10)
+
+
+@pytest.mark.parametrize("scale", [1.0, -43.59, 1e30])
+def test_sums_of_a_million_numbers(scale):
+    x = np.random.default_rng(0).normal(1.0, 0.3, 1_000_000).astype(np.float32) * np.float32(scale)
+    both = jax.jit(
+        lambda x: jax.lax.scan(lambda sums, x: (add(*sums, x), None), (0 * x[0],) * 2, x)[0]
+    )
+    high, low = (float(part) for part in both(jnp.asarray(x)))
+    exact = math.fsum(x.tolist())
+    assert abs(high + low - exact) < 1e-10 * abs(exact)
+    assert abs(float(np.cumsum(x)[-1]) - exact) > 1e-8 * abs(exact)  # the test can fail
+
+
+@pytest.mark.parametrize("steps", [1, 3, 1_000_000])
+def test_the_variance_of_gradients_with_a_large_mean(steps):
+    """Compares with float64. The gradient's mean is ten times its standard deviation."""
+    gradients = np.random.default_rng(1).normal(10.0, 1.0, (steps, 4)).astype(np.float32)
+
+    @jax.jit
+    def averages(gradients):
+        one = lambda both, gradient: (average(both, (gradient, gradient**2)), None)
+        return jax.lax.scan(one, (jnp.zeros(4), jnp.zeros(4)), gradients)[0]
+
+    weights = DECAY ** np.arange(steps - 1.0, -1.0, -1.0)
+    weights /= np.sum(weights)
+    mean, square = (weights @ gradients.astype(np.float64) ** power for power in (1, 2))
+    grad_mean, grad_square = averages(jnp.asarray(gradients))
+    unused = dict.fromkeys(State._fields)
+    state = State(**{**unused, "grad_mean": grad_mean, "grad_square": grad_square})  # pyright: ignore
+    assert abs(float(grad_variance(state, steps)) - np.mean(square - mean**2)) < 2e-4
 
 
 def test_every_image_is_seen_once_an_epoch():
