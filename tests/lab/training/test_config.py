@@ -20,7 +20,7 @@ from steingrad_lab.training.config import DEFAULTS, check_types, from_json, to_j
         ({"seeds": (1, 1)}, "^seeds must be one or more different"),
         ({"seeds": (2**31,)}, "^seeds must be between"),
         ({"steps": 2**31}, r"^steps must be below 2\^31"),
-        ({"coordinates": 300}, "^coordinates 300 is more than the bits"),
+        ({"coordinates": 300}, "^coordinates 300 is more than the codes"),
         ({"dataset": "cifar"}, "^dataset must be one of digits, mnist, .* not 'cifar'"),
         ({"estimator": "rodoe"}, "^estimator must be one of .*rodeo"),
         ({"operator": "gips"}, "^operator must be one of gibbs"),
