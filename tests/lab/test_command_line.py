@@ -54,6 +54,19 @@ class TestTrain:
         assert asked(flag, 200, 200)[0] == configure(layers=2) == asked("--layers", 2)[0]
         assert asked(flag, 200, 200, "--hidden", 7)[0].hidden == (7,)
 
+    def test_categories(self, asked):
+        flags = ("--model", "categorical", "--codes", 12, "--categories", 16)
+        config, folder = asked(*flags, "--preset", "reinmax", "--estimator", "reinmax")
+        assert (config.layer_sizes, config.categories, config.samples) == ((12,), 16, 1)
+        assert folder.name.startswith("digits-grey-16x12-reinmax-k1-seed")
+        config, _ = asked(*flags, "--preset", "reinmax", "--estimator", "bronco", "--flips", 2)
+        assert (config.samples, config.kl) == (3, "analytic")
+
+    def test_estimators_of_bits_with_categories(self, capsys):
+        with pytest.raises(SystemExit):
+            main(["train", "--model", "categorical", "--estimator", "disarm"])
+        assert "DisARM needs independent bits" in capsys.readouterr().err
+
     def test_defaults(self, asked):
         assert asked()[0] == Config()
         assert asked("--operator", "gibbs", "--loo", "--steps", 10_000)[0] == Config()
@@ -228,7 +241,7 @@ class TestCommandLine:
             (["evaluate", "nowhere"], "no config.json"),
             (["sample", "nowhere"], "no config.json"),
             (["train", "--layers", 0], "layers must be 1 or more"),
-            (["train", "--coordinates", 300], "coordinates 300 is more than the bits"),
+            (["train", "--coordinates", 300], "coordinates 300 is more than the codes"),
             (["train", "--damping", 0.1], "damping goes with operator mpf"),
             (["train", "--baseline", "learned"], "baseline goes with estimator reinforce"),
             (["train", "--seed", 5000000000], "between 0 and 2^31 - 1"),

@@ -51,7 +51,8 @@ def elbo_and_grad(
     exact.
     """
     decoder_from_samples = model.num_layers == 1 or average_decoder
-    below, value, generative_grad = y, jnp.zeros(()), None
+    below, value = y, jnp.zeros(())
+    generative_grad: Any = None
     ancestral, encoder_grads, cv_grads = [], [], []
     for layer, layer_key in enumerate(jax.random.split(key, model.num_layers)):
         estimate_key, sample_key = jax.random.split(layer_key)
