@@ -1,4 +1,4 @@
-"""Train binary VAEs with low-variance gradients, and look at what came out.
+"""Train VAEs of bits or categories with low-variance gradients, and look at what came out.
 
 `steingrad --version` says which version this is.
 """
@@ -126,17 +126,20 @@ Settings = _settings()
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    """Train a binary VAE and write a run folder."""
+    """Train a VAE of bits or categories, and write a run folder."""
 
     settings: Settings  # pyright: ignore[reportInvalidTypeForm]
     """What is trained, and how."""
     schedule: Schedule
-    preset: Literal["none", "paper"] = "none"
-    """`paper`: the published settings for this dataset, likelihood and number of layers. Flags that
-    are given win."""
+    preset: Literal["none", "paper", "reinmax"] = "none"
+    """`paper`: the published settings for this dataset, likelihood and number of layers. `reinmax`:
+    those of ReinMax's experiments (Liu et al. 2023), for categories or for bits. Flags that are
+    given win."""
     layers: OptionalInt = None
     """The number of stochastic layers of 200 bits (paper: 1 to 4). If there are several, encoders
     and decoders are affine. For other sizes: --layer-sizes."""
+    codes: OptionalInt = None
+    """The number of codes in one stochastic layer (default: 200 bits, or 16 categories)."""
     out: OptionalPath = None
     """The run folder (default: a name made of the settings, under runs/)."""
     resume: bool = False
@@ -156,12 +159,13 @@ class Train:
     def config(self) -> Config:
         given = dict(self.settings)
         each = settings.evaluations_of_sample(given.get("estimator", Config.estimator), given)
-        given.setdefault("samples", max(each, Config.samples))
+        if each > Config.samples:
+            given.setdefault("samples", each)
         if self.data is not None:
             if "dataset" in given:
                 raise ConfigError("Give --dataset or --data, not both.")
             given["dataset"] = str(self.data.absolute())
-        return configure(preset=self.preset, layers=self.layers, **given)
+        return configure(preset=self.preset, layers=self.layers, codes=self.codes, **given)
 
     @property
     def folder(self) -> Path:

@@ -47,6 +47,9 @@ DESCRIPTIONS = {
     "double_cv": Description(estimators.DoubleCV, "Double CV", style=1, watch=("alpha",), cost=1.1),
     "disarm": Description(estimators.DisARM, "DisARM", style=2),
     "arms": Description(estimators.ARMS, "ARMS", style=3),
+    "disarm_iw": Description(estimators.DisARMIW, "DisARM-IW", style=16),
+    "disarm_sb": Description(estimators.DisARMSB, "DisARM-SB", style=17),
+    "carms": Description(estimators.CARMS, "CARMS", style=15),
     "rebar": Description(estimators.Rebar, "REBAR", style=11, watch=SCALE, evaluations=3, cost=1.2),
     "relax": Description(estimators.Relax, "RELAX", style=5, watch=SCALE, evaluations=3, cost=1.3),
     "modified_relax": Description(

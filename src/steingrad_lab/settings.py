@@ -16,8 +16,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from steingrad import Bernoulli, operators, surrogates
+from steingrad import Bernoulli, Categorical, operators, surrogates
 from steingrad.estimators import Estimator
+from steingrad.estimators.checks import check_distribution
 
 from .estimators import DESCRIPTIONS
 
@@ -200,6 +201,20 @@ def learns(estimator: Estimator) -> bool:
     """Whether an estimator has control variates to adapt."""
     init = lambda: estimator.init(jax.random.key(0), Bernoulli(jnp.zeros(1)))
     return jax.eval_shape(init) is not None
+
+
+@functools.cache
+def check_codes(estimator: Estimator, categories: int | None) -> None:
+    """Raise a ValueError unless an estimator takes such codes; `None` stands for bits.
+
+    >>> check_codes(build_estimator("disarm", 2, {}), 8)
+    Traceback (most recent call last):
+    ValueError: DisARM needs independent bits, but was given Categorical, which lacks that...
+    """
+    codes = lambda: (
+        Categorical(jnp.zeros((1, categories))) if categories else Bernoulli(jnp.zeros(1))
+    )
+    jax.eval_shape(lambda: check_distribution(estimator, codes()))
 
 
 class Place(NamedTuple):

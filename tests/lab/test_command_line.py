@@ -57,6 +57,19 @@ class TestTrain:
         assert asked(flag, 200, 200)[0] == configure(layers=2) == asked("--layers", 2)[0]
         assert asked(flag, 200, 200, "--hidden", 7)[0].hidden == (7,)
 
+    def test_categories(self, asked):
+        flags = ("--model", "categorical", "--codes", 12, "--categories", 16)
+        config, folder = asked(*flags, "--preset", "reinmax", "--estimator", "reinmax")
+        assert (config.layer_sizes, config.categories, config.samples) == ((12,), 16, 1)
+        assert folder.name.startswith("digits-grey-16x12-reinmax-k1-seed")
+        config, _ = asked(*flags, "--preset", "reinmax", "--estimator", "bronco", "--flips", 2)
+        assert (config.samples, config.kl) == (3, "analytic")
+
+    def test_estimators_of_bits_with_categories(self, capsys):
+        with pytest.raises(SystemExit):
+            main(["train", "--model", "categorical", "--estimator", "disarm"])
+        assert "DisARM needs independent bits" in capsys.readouterr().err
+
     def test_defaults(self, asked):
         assert asked()[0] == Config()
         assert asked("--operator", "gibbs", "--loo", "--steps", 10_000)[0] == Config()
@@ -351,7 +364,7 @@ class TestCommandLine:
             (["sample", "nowhere", "--out", "grid.jpg"], "--out names a PNG file"),
             (["reproduce", "timing", "--workers", 10**12], "workers must be at most 1000"),
             (["train", "--data", "[/b] :smile:.npz"], "/[/b] :smile:.npz does not exist"),
-            (["train", "--coordinates", 300], "coordinates 300 is more than the bits"),
+            (["train", "--coordinates", 300], "coordinates 300 is more than the codes"),
             (["train", "--damping", 0.1], "damping goes with operator mpf"),
             (["train", "--baseline", "learned"], "baseline goes with estimator reinforce"),
             (["train", "--seed", 5000000000], "between 0 and 2^31 - 1"),

@@ -11,3 +11,4 @@ from .datasets import status as status
 from .formats import DataError as DataError
 from .transforms import binarize as binarize
 from .transforms import rescale as rescale
+from .transforms import to_unit as to_unit

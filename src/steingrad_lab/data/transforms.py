@@ -25,6 +25,18 @@ def binarize(
     return jax.random.bernoulli(key, jnp.asarray(images, jnp.float32) / 255).astype(dtype)
 
 
+def to_unit(
+    images: UInt8[Array | np.ndarray, "*shape"], dtype: DTypeLike = jnp.float32
+) -> Float[Array, "*shape"]:
+    """Maps pixels to [0, 1]: value / 255.
+
+    >>> to_unit(jnp.array([0, 51, 255], jnp.uint8)).round(3).tolist()
+    [0.0, 0.200..., 1.0]
+    """
+    _check(images)
+    return (jnp.asarray(images, jnp.float32) / 255).astype(dtype)
+
+
 def rescale(
     images: UInt8[Array | np.ndarray, "*shape"], dtype: DTypeLike = jnp.float32
 ) -> Float[Array, "*shape"]:

@@ -1,4 +1,4 @@
-"""The paper's models: binary VAEs with one or several stochastic layers."""
+"""VAEs with one or several stochastic layers of bits (the paper's models) or of categories."""
 
 from .elbo import ElboGradients as ElboGradients
 from .elbo import elbo_and_grad as elbo_and_grad

@@ -1,5 +1,6 @@
 """The gradient of the ELBO: encoders by estimators, decoders by back-propagation."""
 
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from steingrad.distributions import Bernoulli
 from steingrad.estimators import Estimator
 
 from .vae import VAE
@@ -46,14 +46,20 @@ def elbo_and_grad(
 
     `cv[l]` are the control variates of layer $l$. Their gradient is that of $g^2$, averaged over
     batch and coordinates, where $g$ is the encoder gradient of one element of the batch.
+
+    With `model.analytic_kl`, $f(x) = \log p(y \mid x)$, and the gradient of the KL divergence is
+    exact.
     """
     decoder_from_samples = model.num_layers == 1 or average_decoder
-    below, value, generative_grad = y, jnp.zeros(()), None
+    below, value = y, jnp.zeros(())
+    generative_grad: Any = None
     ancestral, encoder_grads, cv_grads = [], [], []
     for layer, layer_key in enumerate(jax.random.split(key, model.num_layers)):
         estimate_key, sample_key = jax.random.split(layer_key)
-        logits, pull_back = eqx.filter_vjp(lambda e, below=below: e(below), model.encoders[layer])
-        q = Bernoulli(logits)
+        logits, pull_back = eqx.filter_vjp(
+            lambda encoder, below=below: model.shaped(encoder(below)), model.encoders[layer]
+        )
+        q = model.codes(logits)
         f = partial(_log_weight, model, layer, below, q, common_random_numbers)
         # RELAX needs a function that is continuous in x_l; sampling the layers above makes f jump.
         relaxation = partial(f, relaxed=True)
@@ -68,11 +74,18 @@ def elbo_and_grad(
             _, grads = estimators[layer].per_element(
                 f, q, cv[layer], relaxation=relaxation, **settings
             )
-        encoder_grads.append(pull_back(grads.parameters / y.shape[0])[0])
+        logits_grad = grads.parameters / y.shape[0]
+        if model.analytic_kl:
+            kl, (kl_logits, kl_prior) = _kl_and_grad(model, logits)
+            value, logits_grad = value - kl, logits_grad - kl_logits
+            decoders, likelihood, prior = generative_grad
+            prior = None if prior is None else prior - kl_prior
+            generative_grad = decoders, likelihood, prior
+        encoder_grads.append(pull_back(logits_grad)[0])
         cv_grads.append(grads.cv)
         x = q.sample(sample_key)
         ancestral.append((layer, below, q, x))
-        below = x
+        below = model.flat(x)
 
     if not decoder_from_samples:
         value, generative_grad = _ancestral_gradient(model, ancestral)
@@ -82,10 +95,24 @@ def elbo_and_grad(
 def _log_weight(
     model, layer, below, q, common_random_numbers, x, generative, *, key, relaxed=False
 ):
-    """The objective of a layer: the sum of the ELBO's terms from that layer up."""
-    whole = with_generative(model, generative)
+    """The objective of a layer: the sum of the ELBO's terms from that layer up, or without the KL
+    divergence if that is computed exactly."""
+    whole = model.with_generative(generative)
+    if model.analytic_kl:
+        return whole.log_likelihood(layer, below, x)
     log_weight = lambda x: whole.log_weight_from(layer, below, q, x, key=key, relaxed=relaxed)
     return jax.vmap(log_weight)(x) if common_random_numbers else log_weight(x)
+
+
+def _kl_and_grad(model: VAE, logits: Array) -> tuple[Float[Array, ""], tuple[Array, Any]]:
+    """Returns the mean KL divergence, and its gradients with respect to logits and prior."""
+
+    @eqx.filter_value_and_grad
+    def mean_kl(parameters):
+        logits, prior = parameters
+        return jnp.mean(dataclasses.replace(model, prior=prior).kl(model.codes(logits)))
+
+    return mean_kl((logits, model.prior))
 
 
 def _ancestral_gradient(model: VAE, ancestral: list) -> tuple[Float[Array, ""], Any]:
@@ -93,15 +120,11 @@ def _ancestral_gradient(model: VAE, ancestral: list) -> tuple[Float[Array, ""], 
 
     @eqx.filter_value_and_grad
     def elbo(generative):
-        whole = with_generative(model, generative)
+        whole = model.with_generative(generative)
         terms = [
             whole.log_likelihood(layer, below, x) - q.log_prob(x)
             for layer, below, q, x in ancestral
         ]
-        return jnp.mean(sum(terms)) + model.log_prior()
+        return jnp.mean(sum(terms)) + jnp.mean(whole.log_prior(ancestral[-1][-1]))
 
     return elbo(model.generative)
-
-
-def with_generative(model: VAE, generative: Any) -> VAE:
-    return eqx.tree_at(lambda m: (m.decoders, m.likelihood), model, generative)

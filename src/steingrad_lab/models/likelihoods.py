@@ -9,20 +9,27 @@ from jaxtyping import Array, Float, PRNGKeyArray, UInt8
 
 from steingrad.fast import sum_of_events
 
-from ..data import binarize, rescale
+from ..data import binarize, rescale, to_unit
 
 
 class BernoulliLikelihood(eqx.Module):
     """Binary pixels, drawn from the grey values each time an image is used.
+
+    With `grey`, nothing is drawn: the pixels keep their grey values between 0 and 1. The
+    cross-entropy with grey values is the mean of the cross-entropies with drawn pixels.
 
     >>> import jax.numpy as jnp
     >>> float(BernoulliLikelihood().log_prob(jnp.array([0.0, 0.0]), jnp.array([1.0, 0.0])).round(3))
     -1.386...
     """
 
+    grey: bool = eqx.field(static=True, default=False)
+    """Whether the grey values are used as they are."""
+
     def observe(self, key: PRNGKeyArray, images: UInt8[Array, "... pixels"]):
-        """Returns the input of the model for stored images: binary pixels, drawn at random."""
-        return binarize(key, images)
+        """Returns the input of the model for stored images: binary pixels, drawn at random, or
+        grey values between 0 and 1."""
+        return to_unit(images) if self.grey else binarize(key, images)
 
     def log_prob(
         self, outputs: Float[Array, "... pixels"], y: Float[Array, "... pixels"]

@@ -184,13 +184,20 @@ def check_shape(image_shape: tuple[int, int]) -> tuple[int, int]:
 
 
 def resnet_vae(
-    image_shape: tuple[int, int], bits: int, likelihood: Likelihood, *, key: PRNGKeyArray
+    image_shape: tuple[int, int],
+    codes: int,
+    likelihood: Likelihood,
+    categories: int | None = None,
+    *,
+    key: PRNGKeyArray,
 ) -> VAE:
-    """Builds the paper's ResNet VAE, with one stochastic layer of `bits`."""
+    """Builds the paper's ResNet VAE, with one stochastic layer of bits, or of categories."""
     encoder_key, decoder_key = jax.random.split(key)
+    width = codes * (categories or 1)
     return VAE(
-        (ResNetEncoder(image_shape, bits, key=encoder_key),),
-        (ResNetDecoder(image_shape, bits, key=decoder_key),),
+        (ResNetEncoder(image_shape, width, key=encoder_key),),
+        (ResNetDecoder(image_shape, width, key=decoder_key),),
         likelihood,
-        (bits,),
+        (codes,),
+        categories,
     )

@@ -3,12 +3,22 @@
 from typing import Any
 
 from ..data import label
-from ..training.config import MOST_LAYERS, Config, ConfigError, differences, used
+from ..training.config import (
+    MOST_LAYERS,
+    Config,
+    ConfigError,
+    differences,
+    used,
+    with_effect,
+)
+from .reinmax import binary_settings, categorical_settings
 
 STEPS = 1_000_000
 SEEDS = (1, 2, 3, 4, 5)
 BOUND_SAMPLES = 100
 LAYER_SIZE = 200
+# The codes of a VAE of categories if their number is not given: one of ReinMax's configurations.
+CODES = 16
 # The device on which the published times were measured.
 TIMED_ON = "an NVIDIA 3080Ti"
 
@@ -43,23 +53,34 @@ def paper_settings(
     }
 
 
-def configure(*, preset: str = "none", layers: int | None = None, **given: Any) -> Config:
+def configure(
+    *, preset: str = "none", layers: int | None = None, codes: int | None = None, **given: Any
+) -> Config:
     """Returns a configuration from the given settings and, for the rest, the preset or defaults.
 
     `layers` selects the paper's architecture with this number of stochastic layers. If only
-    `layer_sizes` are given, the number of layers selects the paper's hidden units.
+    `layer_sizes` are given, the number of layers selects the paper's hidden units. `codes` is the
+    number of codes in one stochastic layer.
 
     >>> configure(layers=2, estimator="disarm").layer_sizes
     (200, 200)
     >>> configure(preset="paper", dataset="fashion_mnist", steps=5).learning_rate
     0.0003
+    >>> configure(preset="reinmax", model="categorical", codes=4, estimator="reinmax").samples
+    1
     """
     if layers is not None and layers < 1:
         raise ConfigError(f"layers must be 1 or more, not {layers}.")
     if layers is not None and layers > MOST_LAYERS:
         raise ConfigError(f"layers must be at most {MOST_LAYERS}, not {layers}.")
-    if layers is not None and "layer_sizes" in given:
-        raise ConfigError("Both layers and layer_sizes are given. Give only one of them.")
+    sizes = {"layers": layers, "codes": codes, "layer_sizes": given.get("layer_sizes")}
+    both = [name for name, value in sizes.items() if value is not None]
+    if len(both) > 1:
+        raise ConfigError(f"Both {both[0]} and {both[1]} are given. Give only one of them.")
+    if not both and given.get("model") == "categorical":
+        codes = CODES
+    if codes is not None:
+        given["layer_sizes"] = (codes,)
     count = layers or max(1, len(given.get("layer_sizes", ())))
     dataset, likelihood, network = (
         given.get(name, getattr(Config, name)) for name in ("dataset", "likelihood", "network")
@@ -68,22 +89,40 @@ def configure(*, preset: str = "none", layers: int | None = None, **given: Any) 
         rest = paper_settings(dataset, likelihood, count, network)
     else:
         rest = architecture(count, network)
+    if preset == "reinmax":
+        estimator, categories, samples = (
+            given.get(name, getattr(Config, name))
+            for name in ("estimator", "categories", "samples")
+        )
+        if given.get("model") == "categorical":
+            sizes = given.get("layer_sizes") or rest["layer_sizes"]
+            rest |= categorical_settings(estimator, categories, sizes[0])
+        else:
+            rest |= binary_settings(estimator, dataset, samples)
+        rest = with_effect({**rest, **given}, rest)
     return Config(**{**rest, **given})
 
 
 def task_slug(config: Config) -> str:
     """Returns a name for the dataset, likelihood, number of layers, estimator and K.
 
+    The name of a VAE of categories has the number of categories and of codes, too.
+
     >>> task_slug(Config(dataset="mnist", layer_sizes=(200, 200), estimator="disarm"))
     'mnist-bernoulli-layers2-disarm-k2'
+    >>> task_slug(configure(dataset="mnist", model="categorical", codes=4, estimator="carms"))
+    'mnist-bernoulli-8x4-carms-k2'
     """
     layers = [f"layers{len(config.layer_sizes)}"] if len(config.layer_sizes) > 1 else []
+    if config.model == "categorical":
+        layers = ["x".join(map(str, (config.categories, *config.layer_sizes)))]
     task = [label(config.dataset), config.likelihood, *layers]
     return "-".join([*task, config.estimator, f"k{config.samples}"])
 
 
 def run_name(config: Config) -> str:
-    """Returns a folder name for a configuration: its task and what differs from the paper.
+    """Returns a folder name for a configuration: its task and what differs from the paper, or from
+    ReinMax's experiments if the codes are categories.
 
     Different configurations have different names. Exceptions are the settings that may change when
     a run is continued: the number of steps, and the samples of the bound at the end.
@@ -99,16 +138,14 @@ def run_name(config: Config) -> str:
 
 
 def unusual_settings(config: Config) -> dict[str, Any]:
-    """Returns the settings that differ from the paper and are not part of `task_slug`."""
-    usual = configure(
-        preset="paper",
-        dataset=config.dataset,
-        likelihood=config.likelihood,
-        estimator=config.estimator,
-        samples=config.samples,
-        network=config.network,
-        layers=len(config.layer_sizes),
-    )
+    """Returns the settings that differ from the published ones and are not part of `task_slug`."""
+    names = ("dataset", "likelihood", "estimator", "samples", "network")
+    task: dict[str, Any] = {name: getattr(config, name) for name in names}
+    if config.model == "categorical":
+        task |= {name: getattr(config, name) for name in ("model", "categories", "layer_sizes")}
+        usual = configure(preset="reinmax", **task)
+    else:
+        usual = configure(preset="paper", layers=len(config.layer_sizes), **task)
     told = ("steps", "seeds", "bound_samples")
     there, changes = used(vars(config)), differences(usual, config)
     changed = {name: given for name, (_, given) in changes.items() if name in there}

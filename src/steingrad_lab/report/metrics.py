@@ -19,6 +19,7 @@ class Metric:
 
 METRICS = {
     "train_elbo": Metric("Training ELBO"),
+    "test_elbo": Metric("Test ELBO"),
     "test_bound": Metric("Test bound, 100 samples"),
     "test_bound_k": Metric("Test bound, K samples"),
     "ms_per_step": Metric("Milliseconds a step", show=significant, lower_is_better=True),

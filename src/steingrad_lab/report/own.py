@@ -16,7 +16,7 @@ from .numbers import Estimate, dataset_name
 from .parts import NOTHING, Block, Cell, Figure, Section, Table, apart, in_legend, number_cell
 
 CURVES = ("grad_variance", "objective")
-COLUMNS = ("train_elbo", "test_bound", "grad_variance", "ms_per_step")
+COLUMNS = ("train_elbo", "test_elbo", "test_bound", "grad_variance", "ms_per_step")
 # The most characters of a dataset's name in the name of a file, which may have 255 bytes.
 SLUG = 40
 # Settings that the title of a section gives, or that groups do not distinguish.
@@ -24,19 +24,25 @@ TOLD = ("dataset", "likelihood", "steps", "seeds", "bound_samples")
 
 
 def own_sections(groups: Sequence[Group], beside_paper: bool) -> list[Section]:
-    """Returns a section for each dataset and likelihood, with curves, numbers and settings."""
-    tasks: dict[tuple[str, str], list[Group]] = {}
+    """Returns a section for each dataset and likelihood, with curves, numbers and settings.
+
+    VAEs of categories have sections of their own, one for each number of codes and categories.
+    """
+    tasks: dict[tuple[str, str, str], list[Group]] = {}
     for group in groups:
-        tasks.setdefault((group.config.dataset, group.config.likelihood), []).append(group)
-    sections = []
-    for (dataset, likelihood), members in tasks.items():
+        config = group.config
+        tasks.setdefault((config.dataset, config.likelihood, _codes(config)), []).append(group)
+    sections, names = [], Counter[str]()
+    for (dataset, likelihood, codes), members in tasks.items():
         title = f"{dataset_name(dataset)}, {likelihood.capitalize()} likelihood"
         name = f"own-{_slug(short(dataset))}-{likelihood}"
+        if codes:
+            name, title = f"{name}-{codes.replace(' ', '-')}", f"{title}, {codes}"
         # Some file systems do not distinguish capital letters.
-        same = [section for section in sections if section.name.lower().startswith(name.lower())]
-        namesakes = len(same)
-        if namesakes:  # a dataset of the same name in another folder
-            name, title = f"{name}-{namesakes + 1}", f"{title} ({Path(dataset).parent})"
+        names[name.lower()] += 1
+        if names[name.lower()] > 1:  # a dataset of the same name in another folder
+            name = f"{name}-{names[name.lower()]}"
+            title = f"{title} ({Path(dataset).parent})"
         before = ("They belong to no experiment of the paper.",) if beside_paper else ()
         heading = f"Other runs: {title}" if beside_paper else title
         sections.append(Section(name, heading, _parts(name, members), before, beside_paper))
@@ -50,6 +56,17 @@ def _slug(name: str) -> str:
     'two_words__b_'
     """
     return "".join(c if c.isalnum() or c in "._-" else "_" for c in name)[:SLUG]
+
+
+def _codes(config: Config) -> str:
+    """Returns the codes of a VAE of categories in words; empty for bits.
+
+    >>> _codes(Config(model="categorical", layer_sizes=(16,), estimator="rloo")), _codes(Config())
+    ('16 codes of 8 categories', '')
+    """
+    if config.model == "binary":
+        return ""
+    return f"{' and '.join(map(str, config.layer_sizes))} codes of {config.categories} categories"
 
 
 def _parts(name: str, groups: Sequence[Group]) -> tuple[Table | Figure, ...]:
@@ -117,8 +134,9 @@ def _shown(settings: Mapping[str, Any], name: str) -> str:
 
 
 def _numbers(groups: Sequence[Group], labels: Mapping[Config, str]) -> Table:
+    there = [metric for metric in COLUMNS if any(group.values(metric) for group in groups)]
     numbers = {
-        group.config: {metric: Estimate.of(group.values(metric)) for metric in COLUMNS}
+        group.config: {metric: Estimate.of(group.values(metric)) for metric in there}
         for group in groups
     }
     rows = []
@@ -137,8 +155,9 @@ def _numbers(groups: Sequence[Group], labels: Mapping[Config, str]) -> Table:
         rows.append((biased, labels[group.config], (*budget, *cells)))
     runs = [run for group in groups for run in group.seeds.values()]
     samples = " or ".join(map(str, sorted({run.config.bound_samples for run in runs})))
-    titles = {metric: METRICS[metric].title for metric in COLUMNS}
-    titles["test_bound"] = f"Test bound, {samples} samples"
+    titles = {metric: METRICS[metric].title for metric in there}
+    if "test_bound" in titles:
+        titles["test_bound"] = f"Test bound, {samples} samples"
     columns = ("", "Steps", "Seeds", *titles.values())
     notes = tuple(data_notes([(group.config, group) for group in groups])[1])
     return Table("", columns, apart(rows), after=notes)

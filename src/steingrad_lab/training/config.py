@@ -6,13 +6,23 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import jax
+import jax.numpy as jnp
 
+from steingrad.distributions import Bernoulli, Categorical
 from steingrad.estimators import Estimator
 
 from ..data import NAMES, Dataset, is_own
 from ..estimators import DESCRIPTIONS
 from ..models import VAE, BernoulliLikelihood, GaussianLikelihood, mlp_vae, resnet_vae
-from ..settings import SETTINGS, build_estimator, learns, owners, settings_of, type_of
+from ..settings import (
+    SETTINGS,
+    build_estimator,
+    check_codes,
+    learns,
+    owners,
+    settings_of,
+    type_of,
+)
 
 NUMBERS = 2**31
 """Seeds and steps are below this number, because JAX takes 32-bit integers."""
@@ -37,8 +47,9 @@ class _Problem:
 
     dataset: str = "digits"
     """The images to train on."""
-    likelihood: Literal["bernoulli", "gaussian"] = "bernoulli"
-    """Binary pixels, drawn anew at each visit, or real-valued pixels (paper: both)."""
+    likelihood: Literal["bernoulli", "gaussian", "grey"] = "bernoulli"
+    """Binary pixels (see --binarize), real-valued pixels (paper: both), or the Bernoulli
+    cross-entropy with grey values between 0 and 1 (ReinMax's experiments)."""
     estimator: str = "rodeo"
     """The estimator of the encoder's gradient."""
     samples: int = 2
@@ -68,10 +79,24 @@ class Config(_Settings):
     steingrad_lab.training.config.ConfigError: operator goes with estimator rodeo, ...
     """
 
+    model: Literal["binary", "categorical"] = "binary"
+    """Codes of the VAE: bits, or categories as one-hot vectors."""
+    categories: int = 8
+    """Model categorical: the number of values of each code."""
+    binarize: Literal["dynamic", "fixed"] = "dynamic"
+    """Likelihood bernoulli: draw the pixels anew at each visit (paper), or once for all runs."""
+    train_on_valid: bool = False
+    """Also train on the validation images (paper: no)."""
+    kl: Literal["sampled", "analytic"] = "sampled"
+    """The KL divergence in the ELBO: a part of the objective that the estimator handles (paper), or
+    computed exactly with its exact gradient (one layer only)."""
+    prior: Literal["uniform", "learned"] = "uniform"
+    """The prior of the codes (paper: uniform)."""
     network: Literal["mlp", "resnet"] = "mlp"
     """Encoders and decoders: perceptrons, or residual convolutional networks (one layer only)."""
     layer_sizes: tuple[int, ...] = (200,)
-    """Bits of each stochastic layer, beginning with the layer next to the image (paper: 200)."""
+    """Bits or other codes of each stochastic layer, beginning with the layer next to the image
+    (paper: 200)."""
     common_random_numbers: bool = False
     """Several layers: use the same random numbers above the first layer for all K samples (paper:
     no)."""
@@ -80,14 +105,21 @@ class Config(_Settings):
     of taking one ancestral sample (paper: no)."""
     hidden: tuple[int, ...] = (200, 200)
     """Network mlp: hidden units of each encoder and decoder (paper: 200 200 with one stochastic
-    layer, none with several)."""
+    layer, none with several). Decoders of model categorical have them in reverse order."""
+    activation: Literal["leaky_relu", "relu"] = "leaky_relu"
+    """Network mlp: the activation function; leaky_relu has slope 0.3 (paper: leaky_relu)."""
+    initialization: Literal["glorot", "pytorch"] = "glorot"
+    """Network mlp: how weights begin: Glorot uniform with biases of zero (paper), or as PyTorch's
+    linear layers do."""
     steps: int = 10_000
     """Training steps (paper: 1000000)."""
     batch_size: int = 100
     """Images in each step (paper: 100)."""
+    optimizer: Literal["adam", "radam"] = "adam"
+    """The optimiser of the model (paper: adam)."""
     learning_rate: float = 1e-3
-    """Adam's step size for the model (paper: 1e-3 for binarised MNIST and Omniglot, 3e-4 for
-    binarised Fashion-MNIST, 1e-4 elsewhere; --preset paper chooses)."""
+    """The optimiser's step size for the model (paper: 1e-3 for binarised MNIST and Omniglot, 3e-4
+    for binarised Fashion-MNIST, 1e-4 elsewhere; --preset paper chooses)."""
     cv_learning_rate: float = 1e-3
     """Adam's step size for the control variates (paper: 1e-3)."""
     adapt_every: int = 1
@@ -103,6 +135,7 @@ class Config(_Settings):
         _check_values(settings)
         try:
             estimator = _estimator(settings)
+            check_codes(estimator, None if self.model == "binary" else self.categories)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         for name, owner in _idle(settings, estimator).items():
@@ -116,17 +149,39 @@ class Config(_Settings):
 
     def build_estimators(self, pixels: int) -> tuple[Estimator, ...]:
         """One estimator for each stochastic layer. Its context is the layer below, or the image."""
-        below = (pixels, *self.layer_sizes[:-1])
-        return tuple(_estimator(vars(self), size) for size in below)
+        widths = (math.prod(codes.event_shape) for codes in self.codes_of_layers()[:-1])
+        return tuple(_estimator(vars(self), size) for size in (pixels, *widths))
+
+    def codes_of_layers(self) -> list[Bernoulli | Categorical]:
+        """The distribution of the codes of each stochastic layer, with logits of zero."""
+        if self.model == "binary":
+            return [Bernoulli(jnp.zeros(size)) for size in self.layer_sizes]
+        return [Categorical(jnp.zeros((size, self.categories))) for size in self.layer_sizes]
+
+    @property
+    def fixed_pixels(self) -> bool:
+        """Whether each image is binarised once."""
+        return self.likelihood == "bernoulli" and self.binarize == "fixed"
 
     def build_model(self, dataset: Dataset, key: jax.Array) -> VAE:
         pixels = dataset.train.shape[1]
-        likelihood = (
-            BernoulliLikelihood() if self.likelihood == "bernoulli" else GaussianLikelihood(pixels)
-        )
+        if self.likelihood == "gaussian":
+            likelihood = GaussianLikelihood(pixels)
+        else:
+            likelihood = BernoulliLikelihood(self.likelihood == "grey" or self.fixed_pixels)
+        categories = None if self.model == "binary" else self.categories
         if self.network == "resnet":
-            return resnet_vae(dataset.image_shape, self.layer_sizes[0], likelihood, key=key)
-        return mlp_vae(pixels, self.layer_sizes, self.hidden, likelihood, key=key)
+            size = self.layer_sizes[0]
+            model = resnet_vae(dataset.image_shape, size, likelihood, categories, key=key)
+        else:
+            kind = (categories, self.activation, self.initialization)
+            model = mlp_vae(pixels, self.layer_sizes, self.hidden, likelihood, *kind, key=key)
+        width = self.layer_sizes[-1] * (categories or 1)
+        return dataclasses.replace(
+            model,
+            analytic_kl=self.kl == "analytic",
+            prior=jnp.zeros(width) if self.prior == "learned" else None,
+        )
 
 
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)}
@@ -156,8 +211,14 @@ def _idle(settings: Mapping[str, Any], estimator: Estimator) -> dict[str, str]:
     idle = {name: goes_with(name) for name in SETTINGS if name not in there}
     if len(settings["layer_sizes"]) == 1:
         idle |= dict.fromkeys(("common_random_numbers", "average_decoder"), "several layers")
+    else:
+        idle["kl"] = "one stochastic layer"
     if settings["network"] != "mlp":
-        idle["hidden"] = "network mlp"
+        idle |= dict.fromkeys(("hidden", "activation", "initialization"), "network mlp")
+    if settings["model"] != "categorical":
+        idle["categories"] = "model categorical"
+    if settings["likelihood"] != "bernoulli":
+        idle["binarize"] = "likelihood bernoulli"
     if not learns(estimator):
         idle |= dict.fromkeys(("cv_learning_rate", "adapt_every"), "an estimator that learns")
     return idle
@@ -192,6 +253,20 @@ def used(settings: Mapping[str, Any]) -> dict[str, Any]:
     estimator = _estimator(settings)
     values, idle = {**settings, **settings_of(estimator)}, _idle(settings, estimator)
     return {name: values[name] for name in DEFAULTS if name not in idle}
+
+
+def with_effect(settings: Mapping[str, Any], some: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of some settings that do something beside all the others.
+
+    >>> with_effect({"network": "resnet"}, {"hidden": (5,), "steps": 10})
+    {'steps': 10}
+    """
+    settings = {**DEFAULTS, **settings}
+    try:
+        there = used(settings)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return {name: value for name, value in some.items() if name in there}
 
 
 def _is(kind: Any, value: Any) -> bool:
@@ -249,6 +324,8 @@ def _check_values(settings: Mapping[str, Any]) -> None:
     for name in ("learning_rate", "cv_learning_rate"):
         if not 0 < settings[name] < math.inf:
             raise ConfigError(f"{name} must be above 0, and finite, not {settings[name]}.")
+    if settings["categories"] < 2:
+        raise ConfigError(f"categories must be 2 or more, not {settings['categories']}.")
     sizes, hidden, seeds = (settings[name] for name in ("layer_sizes", "hidden", "seeds"))
     if not sizes or min(sizes) < 1 or min(hidden, default=1) < 1:
         raise ConfigError(
@@ -264,7 +341,7 @@ def _check_values(settings: Mapping[str, Any]) -> None:
         raise ConfigError(f"seeds must be between 0 and 2^31 - 1, not {seeds}.")
     coordinates = settings["coordinates"]
     if coordinates is not None and coordinates > min(sizes):
-        raise ConfigError(f"coordinates {coordinates} is more than the bits of a layer: {sizes}.")
+        raise ConfigError(f"coordinates {coordinates} is more than the codes of a layer: {sizes}.")
 
 
 def to_json(config: Config) -> dict[str, Any]:

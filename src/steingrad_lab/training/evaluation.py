@@ -22,7 +22,7 @@ SAMPLES_AT_A_TIME = 20
 class Bounds(NamedTuple):
     """The ELBO and the importance-weighted bound (Burda et al. 2016), averaged over images.
 
-    With one sample the two are equal.
+    With one sample the two are equal, unless the KL divergence in the ELBO is computed exactly.
     """
 
     elbo: float
@@ -78,12 +78,12 @@ def _weight_sums(
     key: PRNGKeyArray,
     number: Int[Array, ""],
 ) -> Float[Array, "2 images"]:
-    """Returns the sum of the log-weights of some samples, and the log of the sum of the weights."""
+    """Returns the sum of the ELBO's terms of some samples, and the log of the sum of the weights."""
     observe_key, weight_key = jax.random.split(key)
     y = model.likelihood.observe(observe_key, images)
     key = jax.random.fold_in(weight_key, number)
-    weights = model.log_weights(y, samples=samples, key=key)
-    return jnp.stack([jnp.sum(weights, axis=0), jax.nn.logsumexp(weights, axis=0)])
+    weights, elbos = model.log_weights_and_elbos(y, samples=samples, key=key)
+    return jnp.stack([jnp.sum(elbos, axis=0), jax.nn.logsumexp(weights, axis=0)])
 
 
 def report_lines(
@@ -109,11 +109,12 @@ def report_lines(
 
 
 def elbos(task: Task, state: State, number: int, step: int) -> dict[str, float]:
-    """Returns the ELBOs on two splits for the seed at position `number`, with one sample each."""
+    """Returns the ELBO on each split for the seed at position `number`, with one sample for each
+    image. Validation images that are trained on do not count as a split."""
     model, key = task.model(state, number), evaluation_key(task.config.seeds[number], step)
     return {
         f"{split}_elbo": evaluate(model, getattr(task.dataset, split), 1, key).elbo
-        for split in ("train", "valid")
+        for split in ("train", *task.held_out)
     }
 
 
@@ -122,7 +123,7 @@ def final_bounds(task: Task, state: State, number: int) -> dict[str, float]:
     config = task.config
     found = elbos(task, state, number, config.steps)
     model, key = task.model(state, number), evaluation_key(config.seeds[number], config.steps)
-    for split in ("valid", "test"):
+    for split in task.held_out:
         images = getattr(task.dataset, split)
         found[f"{split}_bound"] = evaluate(model, images, config.bound_samples, key).bound
         found[f"{split}_bound_k"] = evaluate(model, images, config.samples, key).bound

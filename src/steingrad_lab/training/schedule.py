@@ -15,7 +15,7 @@ class Schedule:
     """Steps between two checkpoints (0: only at the end). A slow run also writes a checkpoint
     every five minutes."""
     eval_every: int = 0
-    """Steps between two evaluations of the ELBO on the training and validation splits
+    """Steps between two evaluations of the ELBO on the training, validation and test splits
     (0: only at the end)."""
 
     def __post_init__(self):

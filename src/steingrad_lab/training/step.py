@@ -1,5 +1,6 @@
 """Training steps, compiled so that one dispatch runs many of them."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,7 +11,6 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
 
 from steingrad.cv_optimizer import cv_optimizer
-from steingrad.distributions import Bernoulli
 from steingrad.estimators import Estimator
 
 from ..models import VAE, elbo_and_grad
@@ -57,8 +57,8 @@ class Trainer(NamedTuple):
         model_key, cv_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), 0))
         arrays = eqx.filter(build(model_key), eqx.is_inexact_array)
         cv_keys = jax.random.split(cv_key, len(self.estimators))
-        layers = zip(self.estimators, cv_keys, self.config.layer_sizes, strict=True)
-        cv = tuple(e.init(k, Bernoulli(jnp.zeros(size))) for e, k, size in layers)
+        layers = zip(self.estimators, cv_keys, self.config.codes_of_layers(), strict=True)
+        cv = tuple(estimator.init(key, codes) for estimator, key, codes in layers)
         # Called twice, because buffers that are donated must not be shared.
         zeros = lambda: jax.tree.map(jnp.zeros_like, arrays.encoders)
         return State(
@@ -75,7 +75,8 @@ class Trainer(NamedTuple):
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
-        return optax.adam(self.config.learning_rate)
+        kind = optax.radam if self.config.optimizer == "radam" else optax.adam
+        return kind(self.config.learning_rate)
 
     @property
     def cv_optimizer(self) -> optax.GradientTransformation:
@@ -148,10 +149,8 @@ class Trainer(NamedTuple):
             average_decoder=self.config.average_decoder,
         )
 
-        ascent = eqx.tree_at(
-            lambda m: (m.encoders, m.decoders, m.likelihood),
-            state.model,
-            (grads.encoders, *grads.generative),
+        ascent = dataclasses.replace(
+            state.model.with_generative(grads.generative), encoders=grads.encoders
         )
         updates, optimizer = self.optimizer.update(
             jax.tree.map(jnp.negative, ascent), state.optimizer, state.model

@@ -7,6 +7,7 @@ from pathlib import Path
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .. import data
 from ..models import VAE
@@ -19,6 +20,8 @@ from .step import State, Trainer
 
 # The most steps in one dispatch. More would make progress hard to see, fewer would add overhead.
 STEPS_PER_DISPATCH = 250
+# The seed with which pixels are drawn if each image is binarised once. It is the same for all runs.
+BINARIZATION_SEED = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Task:
 
     @classmethod
     def of(cls, config: Config, dataset: data.Dataset, devices: Devices | None = None) -> "Task":
+        dataset = _prepared(config, dataset)
         if config.batch_size > len(dataset.train):
             raise RunError(
                 f"batch_size is {config.batch_size}, but {config.dataset} has only "
@@ -58,6 +62,11 @@ class Task:
         trainer = Trainer(config, model, estimators, steps_per_dispatch(config), devices)
         return cls(config, dataset, trainer)
 
+    @property
+    def held_out(self) -> tuple[str, ...]:
+        """The splits that are not trained on."""
+        return ("test",) if self.config.train_on_valid else ("valid", "test")
+
     def initial_state(self) -> State:
         """Returns the state before the first step. Several seeds are the first axis of arrays."""
         init = partial(self.trainer.init, build=partial(self.config.build_model, self.dataset))
@@ -72,6 +81,21 @@ class Task:
     def model(self, state: State, number: int) -> VAE:
         """Returns the model of the seed at position `number`."""
         return eqx.combine(self.state_of(state, number).model, self.trainer.model)
+
+
+def _prepared(config: Config, dataset: data.Dataset) -> data.Dataset:
+    """Returns the images that a run uses: binarised once and for all, if that is asked for, and
+    with the validation images among the training images, if these are trained on too."""
+    if config.fixed_pixels:
+        key = jax.random.key(BINARIZATION_SEED)
+        for number, split in enumerate(("train", "valid", "test")):
+            drawn = data.binarize(jax.random.fold_in(key, number), getattr(dataset, split))
+            binary = np.asarray(drawn * 255, np.uint8)
+            dataset = dataclasses.replace(dataset, **{split: binary})
+    if config.train_on_valid:
+        everything = np.concatenate([dataset.train, dataset.valid])
+        dataset = dataclasses.replace(dataset, train=everything)
+    return dataset
 
 
 def steps_per_dispatch(config: Config) -> int:

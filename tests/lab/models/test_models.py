@@ -45,7 +45,7 @@ def exact_elbo(model, y):
     def above(layer, below):
         """E[log p(below | x) − log q(x | below) + the same for the layers above], for one image."""
         if layer == model.num_layers:
-            return model.log_prior()
+            return model.log_prior(below)
         q = sg.Bernoulli(model.encoders[layer](below))
 
         def term(x):
@@ -208,7 +208,7 @@ def test_both_layers_exactly(name):
         probability = jnp.exp(jnp.sum(q.log_prob(x)))
 
         def f(x):
-            weight = model.log_likelihood(layer, below, x) - q.log_prob(x) + model.log_prior()
+            weight = model.log_likelihood(layer, below, x) - q.log_prob(x) + model.log_prior(x)
             if above is None:
                 return weight
             q_above = sg.Bernoulli(model.encoders[layer + 1](x))

@@ -53,11 +53,14 @@ OTHERS = {
     "operator": "mpf", "scan": "own", "coordinates": 5, "surrogate": "linear",
     "surrogate_hidden": 7, "surrogate_layers": 2, "loo": False, "local": False, "global_": False,
     "coefficients": "least_squares", "network": "resnet", "layer_sizes": (20,), "hidden": (7,),
-    "batch_size": 7,
+    "batch_size": 7, "model": "categorical", "binarize": "fixed", "train_on_valid": True,
+    "kl": "analytic", "prior": "learned", "activation": "relu", "initialization": "pytorch",
+    "optimizer": "radam",
     "learning_rate": 0.5, "cv_learning_rate": 0.5, "adapt_every": 3, "seeds": (2,),
 }  # fmt: skip
 BASES = {
     "damping": (Config(operator="mpf"), 0.5),
+    "categories": (Config(model="categorical"), 9),
     "baseline": (Config(estimator="reinforce"), "learned"),
     "flips": (Config(estimator="bronco", samples=4), 1),
     "uniform": (Config(estimator="bronco"), 0.3),
@@ -88,3 +91,66 @@ def test_unlike_configurations_have_unlike_names():
     made += [base for base, _ in pairs.values()]
     made += [Config(layer_sizes=(20, 3)), Config(layer_sizes=(203, 1)), Config(hidden=())]
     assert len({run_name(config) for config in made}) == len(set(made))
+
+
+@pytest.mark.parametrize(
+    ("categories", "codes", "optimizer", "learning_rate", "temperature"),
+    [
+        (8, 4, "adam", 5e-4, 1.3),
+        (4, 24, "radam", 5e-4, 1.5),
+        (8, 16, "radam", 7e-4, 1.5),
+        (16, 12, "radam", 7e-4, 1.5),
+        (64, 8, "radam", 5e-4, 1.5),
+        (10, 30, "radam", 5e-4, 1.3),
+    ],
+)
+def test_reinmax_preset(categories, codes, optimizer, learning_rate, temperature):
+    """The numbers are those in the scripts of ReinMax's authors."""
+    task = {"dataset": "mnist", "model": "categorical", "categories": categories, "codes": codes}
+    config = configure(preset="reinmax", estimator="reinmax", **task)
+    assert (config.optimizer, config.learning_rate) == (optimizer, learning_rate)
+    assert (config.temperature, config.samples) == (temperature, 1)
+    assert (config.likelihood, config.kl, config.prior) == ("grey", "analytic", "uniform")
+    assert (config.hidden, config.activation) == ((512, 256), "relu")
+    assert (config.initialization, config.train_on_valid) == ("pytorch", True)
+    assert (config.steps, config.batch_size, len(config.seeds)) == (160 * 600, 100, 10)
+    unbiased = configure(preset="reinmax", estimator="bronco", **task)
+    assert (unbiased.samples, unbiased.temperature) == (2, None)
+    assert unbiased.learning_rate == learning_rate
+    soft = configure(preset="reinmax", estimator="gumbel_softmax", **task)
+    assert (soft.samples, soft.straight_through) == (1, True)
+    given = configure(preset="reinmax", estimator="reinmax", temperature=1.1, hidden=(7,), **task)
+    assert (given.temperature, given.hidden) == (1.1, (7,))
+    assert run_name(config).startswith(f"mnist-grey-{categories}x{codes}-reinmax-k1-seed0+1")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "samples", "learning_rate", "temperature"),
+    [("mnist", 2, 3e-4, 1.1), ("omniglot", 2, 3e-4, 1.1), ("omniglot", 3, 5e-4, 1.2)],
+)
+def test_reinmax_preset_of_bits(dataset, samples, learning_rate, temperature):
+    config = configure(preset="reinmax", estimator="reinmax", dataset=dataset, samples=samples)
+    assert (config.optimizer, config.learning_rate) == ("radam", learning_rate)
+    assert (config.temperature, config.samples) == (temperature, samples)
+    assert (config.likelihood, config.binarize) == ("bernoulli", "fixed")
+    assert (config.kl, config.prior, config.initialization) == ("analytic", "learned", "pytorch")
+    assert (config.layer_sizes, config.hidden) == ((200,), (200, 200))
+    assert (config.activation, config.train_on_valid) == ("leaky_relu", False)
+
+
+def test_reinmax_preset_leaves_out_what_does_nothing():
+    """The preset works with several layers, other networks and other likelihoods."""
+    layers = configure(preset="reinmax", model="categorical", layer_sizes=(5, 3), estimator="rloo")
+    assert (layers.kl, layers.optimizer) == ("sampled", "radam")
+    other = configure(preset="reinmax", network="resnet", likelihood="gaussian", estimator="rloo")
+    assert (other.kl, other.binarize, other.initialization) == ("analytic", "dynamic", "glorot")
+
+
+def test_codes():
+    assert configure(codes=5).layer_sizes == (5,)
+    assert configure(model="categorical", estimator="rloo").layer_sizes == (16,)
+    assert configure(model="categorical", estimator="rloo", layer_sizes=(3, 2)).categories == 8
+    with pytest.raises(ConfigError, match="Both codes and layer_sizes are given"):
+        configure(codes=2, layer_sizes=(5, 5))
+    with pytest.raises(ConfigError, match="Both layers and codes are given"):
+        configure(codes=2, layers=2)

@@ -35,7 +35,7 @@ from steingrad_lab.training.config import DEFAULTS, check_types, from_json, to_j
         ({"layer_sizes": (5,) * 101}, "^layer_sizes must be at most 100 numbers, but 101 were"),
         ({"hidden": (5,) * 101}, "^hidden must be at most 100 numbers, but 101 were given"),
         ({"seeds": tuple(range(1001))}, "^seeds must be at most 1000 numbers, but 1001 were"),
-        ({"coordinates": 300}, "^coordinates 300 is more than the bits"),
+        ({"coordinates": 300}, "^coordinates 300 is more than the codes"),
         ({"dataset": "cifar"}, "^dataset must be one of digits, mnist, .* not 'cifar'"),
         ({"estimator": "rodoe"}, "^estimator must be one of .*rodeo"),
         ({"operator": "gips"}, "^operator must be one of gibbs"),

@@ -29,7 +29,7 @@ def test_a_run_is_a_folder(trained):
     reports, final = lines(trained)[:-1], lines(trained)[-1]
     assert [line["step"] for line in reports] == [20, 40, 60]
     assert set(reports[0]) == {"step", "seed", "objective", "grad_variance", "alpha", "beta"}
-    assert {"train_elbo", "valid_elbo", "valid_bound", "valid_bound_k", "test_bound",
+    assert {"train_elbo", "valid_elbo", "test_elbo", "valid_bound", "valid_bound_k", "test_bound",
             "test_bound_k", "final", "step", "seed"} == set(final)  # fmt: skip
     assert final["valid_bound"] > final["valid_bound_k"] > final["valid_elbo"]
     assert [p.name for p in trained.checkpoints()] == [
