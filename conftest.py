@@ -19,12 +19,17 @@ os.environ.setdefault(
 )
 
 import jax
+import jax.experimental
 import numpy as np
 import pytest
 
 # `steingrad.torch` cannot be imported without PyTorch; `make test-torch` tests it.
 if importlib.util.find_spec("torch") is None:
     collect_ignore = ["src/steingrad/torch"]
+
+# Tests and pages use the name that this context has since JAX 0.8.
+if not hasattr(jax, "enable_x64"):
+    jax.enable_x64 = jax.experimental.enable_x64
 
 # The library must not rely on implicit dtype promotion.
 jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -12,6 +12,7 @@ import steingrad
 SOURCE = Path(steingrad.__file__).parent.parent
 # From left to right; packages in one line do not import each other.
 LIBRARY = [
+    ("compatibility",),
     ("arrays", "derivatives", "fast"),
     ("distributions",),
     ("objective",),

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad, batching, mlir
 
+from .compatibility import vary, varying_axes
+
 FORWARD = (
     "`expectation` has reverse-mode derivatives only: an estimator makes the whole gradient at "
     "once. Use jax.grad, jax.vjp or jax.jacrev in place of jax.jvp, jax.jacfwd or jax.linearize; "
@@ -118,10 +120,7 @@ def stop_gradient(tree: Any) -> Any:
 
 def device_axes(tree: Any) -> frozenset[str]:
     """The mesh axes along which any of the arrays differs, inside `jax.shard_map`."""
-    types = map(jax.typeof, filter(eqx.is_array, jax.tree.leaves(tree)))
-    # The name changed between versions of JAX.
-    varying = lambda t: t.mat.varying if hasattr(t, "mat") else t.vma
-    return frozenset().union(*map(varying, types))
+    return frozenset().union(*map(varying_axes, filter(eqx.is_array, jax.tree.leaves(tree))))
 
 
 def on_each_device(tree: Any, like: Any = None) -> Any:
@@ -134,7 +133,7 @@ def on_each_device(tree: Any, like: Any = None) -> Any:
 
     def own(leaf):
         missing = axes - device_axes(leaf) if eqx.is_array(leaf) else None
-        return jax.lax.pcast(leaf, tuple(missing), to="varying") if missing else leaf
+        return vary(leaf, tuple(missing)) if missing else leaf
 
     return jax.tree.map(own, tree) if axes else tree
 

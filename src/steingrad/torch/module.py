@@ -5,11 +5,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 from torch import nn
 
+from ..compatibility import enable_x64
 from ..estimators import Estimator as JaxEstimator
 from .distributions import Law, read
 from .native import native
@@ -90,7 +90,7 @@ class Estimator(nn.Module):
         """The control variates, to inspect, as JAX arrays by name; `None` before the first call."""
         if not len(self.cv_numbers) or self._law is None:
             return None
-        with jax.enable_x64(self.cv_numbers.dtype == torch.float64):
+        with enable_x64(self.cv_numbers.dtype == torch.float64):
             return self._programs.tree(*self._law, self._state.map(to_jax))[0]
 
     def extra_repr(self) -> str:
@@ -308,7 +308,7 @@ class Draw:
         return fx.to(self.dtype).cpu().numpy()
 
     def _precision(self):
-        return jax.enable_x64(self.dtype == torch.float64)
+        return enable_x64(self.dtype == torch.float64)
 
     def _detached(self) -> str:
         return (
