@@ -161,7 +161,8 @@ class Bronco(Estimator):
         d, m = dist.flip_shape
         effect = None if self.use_gradient else jnp.zeros((d, m, 2))
         moments = jnp.zeros((d, 3, 3)), jnp.zeros((d, 3)), jnp.zeros(d), jnp.zeros(d)
-        return self.CV(*moments, *(jnp.zeros(()) for _ in range(5)), effect)
+        zero = lambda: jnp.zeros(())  # arrays of their own, so that they can be donated
+        return self.CV(*moments, zero(), zero(), zero(), zero(), zero(), effect)
 
     def cv_optimizer(self, learning_rate):
         return optax.sgd(1.0)
