@@ -99,6 +99,22 @@ def test_a_schedule():
     assert float(two.alpha) != 0
 
 
+def test_other_structures_are_refused():
+    """optax.flatten hides what an average is, unless everything is treated the same."""
+    for estimator in (sg.Lariat(2), sg.Rodeo(2, coefficients="least_squares")):
+        optimizer = optax.flatten(sg.cv_optimizer(estimator))
+        with pytest.raises(TypeError, match=r"given f32\[\d+\]. .* such as optax.flatten: use cv_"):
+            optimizer.init(estimator.init(KEY, DIST))
+    layers = (sg.DoubleCV(2), sg.DoubleCV(2))
+    cv = tuple(estimator.init(KEY, DIST) for estimator in layers)
+    with pytest.raises(TypeError, match=r"takes the tuple .* given f32\[2\]. .* optax.flatten"):
+        optax.flatten(sg.cv_optimizer(layers)).init(cv)
+    estimator = sg.Reinforce(2, "moving_average")
+    plain, flat = sg.cv_optimizer(estimator), optax.flatten(sg.cv_optimizer(estimator))
+    (a, _), (b, _) = steps(estimator, plain, 2), steps(estimator, flat, 2)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
 def test_several_layers():
     """Each layer gets the optimiser of its own estimator."""
     layers = (sg.Reinforce(2, "moving_average"), sg.RLOO(2), sg.DoubleCV(2))

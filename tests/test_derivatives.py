@@ -168,6 +168,48 @@ print("done")
 """
 
 
+def in_cond(run):
+    return lambda logits: jax.lax.cond(logits[0] > 0, run, lambda l: 0 * l[0], logits)
+
+
+def in_switch(run):
+    last = lambda l: jnp.sum(l)
+    return lambda logits: jax.lax.switch(1, [lambda l: 0 * l[0], run, last], logits)
+
+
+def in_scan(run):
+    return lambda logits: jax.lax.scan(lambda l, _: (l, run(l)), logits, length=1)[1][0]
+
+
+def in_a_rule_of_its_own(run):
+    ours = jax.custom_vjp(run)
+    ours.defvjp(lambda l: jax.vjp(run, l), lambda pull_back, cotangent: pull_back(cotangent))
+    return ours
+
+
+@pytest.mark.parametrize(
+    "around", [in_cond, in_switch, in_scan, jax.checkpoint, in_a_rule_of_its_own]
+)
+@pytest.mark.parametrize("key", [KEY, jax.random.key_data(KEY)], ids=["typed", "raw"])
+def test_keys_inside_control_flow(around, key):
+    """An eager derivative works, also if the objective uses keys of its own and is given some."""
+
+    def noise(x, given, key):
+        keys = [given, key, own]
+        return x[..., 0] * sum(jax.random.normal(k, x.shape[:-1]) for k in keys)
+
+    def run(logits):
+        settings = {"key": key, "args": (key,), "relaxation": lambda x, given, key: x[..., 1]}
+        estimator = sg.Rebar(2)
+        cv = estimator.init(KEY)
+        return sg.expectation(noise, sg.Bernoulli(logits), estimator, cv, **settings)
+
+    own = jax.random.fold_in(key, 1)
+    gradient = jax.grad(around(run))(LOGITS)
+    np.testing.assert_allclose(gradient, jax.jit(jax.grad(run))(LOGITS), rtol=1e-5)
+    assert jnp.all(gradient != 0)
+
+
 @pytest.mark.slow
 def test_devices_that_share_control_variates():
     """Two devices, each with half of the batch, give the same result as one device with both."""

@@ -49,6 +49,12 @@ def is_concrete(array: Any) -> bool:
     return not isinstance(array, tracer) and getattr(array, "is_fully_addressable", True)
 
 
+def is_log_zero(array: Array) -> Array:
+    """Whether the numbers are −∞. (`jnp.isneginf` makes an infinite number to compare with, at
+    which `jax_debug_infs` raises an error.)"""
+    return array < float(jnp.finfo(array.dtype).min)
+
+
 def expand(array: Array, ndim: int) -> Array:
     """`array` with axes of length one appended, up to `ndim` axes."""
     return array.reshape(array.shape + (1,) * (ndim - array.ndim))

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import optax
 
+from .arrays import brief
 from .estimators import Estimator
 
 
@@ -38,6 +39,12 @@ def cv_optimizer(
     each = [cv_optimizer(one, learning_rate) for one in estimator]
 
     def init(params):
+        if not isinstance(params, (tuple, list)) or len(params) != len(each):
+            raise TypeError(
+                f"The optimiser of {len(each)} estimators takes the tuple of their control "
+                f"variates, but was given {brief(params)}. Do not put a transformation around it "
+                "that changes this structure, such as optax.flatten."
+            )
         return tuple(one.init(cv) for one, cv in zip(each, params, strict=True))
 
     def update(updates: Any, state: Any, params: Any = None):

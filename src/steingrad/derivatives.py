@@ -118,6 +118,32 @@ def stop_gradient(tree: Any) -> Any:
     return jax.tree.map(constant, tree)
 
 
+class RawKey(eqx.Module):
+    """A random key (`jax.random.key`) as the array of its integers."""
+
+    data: Any
+    kind: Any = eqx.field(static=True)
+
+
+def raw_keys(tree: Any) -> Any:
+    """The same tree, with its random keys as integers. In an eager derivative of `jax.lax.cond`,
+    the inputs of a function with a derivative of its own must not be keys, because JAX has no zeros
+    of their type for the branch that was not taken."""
+
+    def raw(leaf):
+        is_key = eqx.is_array(leaf) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return RawKey(jax.random.key_data(leaf), jax.random.key_impl(leaf)) if is_key else leaf
+
+    return jax.tree.map(raw, tree)
+
+
+def typed_keys(tree: Any) -> Any:
+    """The inverse of `raw_keys`."""
+    is_raw = lambda leaf: isinstance(leaf, RawKey)
+    typed = lambda leaf: jax.random.wrap_key_data(leaf.data, impl=leaf.kind)
+    return jax.tree.map(lambda leaf: typed(leaf) if is_raw(leaf) else leaf, tree, is_leaf=is_raw)
+
+
 def device_axes(tree: Any) -> frozenset[str]:
     """The mesh axes along which any of the arrays differs, inside `jax.shard_map`."""
     return frozenset().union(*map(varying_axes, filter(eqx.is_array, jax.tree.leaves(tree))))

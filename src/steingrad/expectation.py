@@ -15,8 +15,10 @@ from .derivatives import (
     check_shared,
     drawn_with,
     over_devices,
+    raw_keys,
     reverse_only,
     stop_gradient,
+    typed_keys,
 )
 from .estimators import Gradients, base
 from .estimators.base import Problem, pose
@@ -108,7 +110,7 @@ def expectation(problem: Problem) -> Any:
     rest = replace(problem, cv=None, objective=None, args=(), relaxation=stand_in)
     differentiable = dist.parameters, problem.cv, (objective, problem.args)
     try:
-        value = _expectation(reverse_only(differentiable), stop_gradient(rest))
+        value = _expectation(*raw_keys((reverse_only(differentiable), stop_gradient(rest))))
     except jax.errors.UnexpectedTracerError as error:
         if constants:
             raise TypeError(CONSTANT) from error
@@ -118,7 +120,7 @@ def expectation(problem: Problem) -> Any:
 
 @eqx.filter_custom_vjp
 def _expectation(differentiable, problem):
-    _, _, (objective, args) = differentiable
+    (_, _, (objective, args)), problem = typed_keys((differentiable, problem))
     estimator, dist = problem.estimator, problem.dist
     sample_key, f_key, _ = jax.random.split(problem.key, 3)
     x = estimator.draw(sample_key, dist)
@@ -131,6 +133,7 @@ def _expectation(differentiable, problem):
 
 @_expectation.def_fwd
 def _forward(perturbed, differentiable, problem):
+    problem = typed_keys(problem)
     parameters, cv, objective_and_args = differentiable
     moving, still = eqx.partition(objective_and_args, perturbed[2])
     if problem.on_devices:
@@ -138,11 +141,11 @@ def _forward(perturbed, differentiable, problem):
     moving = jax.tree.map(jnp.asarray, moving)  # outside jit a scalar arrives as a Python number
 
     def f(key, x, moving):
-        objective, args = eqx.combine(moving, still)
+        objective, args = typed_keys(eqx.combine(moving, still))
         return objective(key, x, *args)
 
     def stand_in(key, x, moving):
-        return problem.relaxation(key, x, *eqx.combine(moving, still)[1])
+        return problem.relaxation(key, x, *typed_keys(eqx.combine(moving, still))[1])
 
     relaxation = None if problem.relaxation is None else stand_in
     found = base.estimate(

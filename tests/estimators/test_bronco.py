@@ -225,6 +225,16 @@ def test_a_subset_that_has_no_choice():
     assert jnp.all(grads.parameters == 0)
 
 
+def test_a_subset_makes_no_infinite_numbers():
+    """Estimates work if JAX is asked to raise at the first infinite number."""
+    dist = sg.Subset(jnp.linspace(-1, 1, 4), 2)
+    estimator = sg.Bronco()
+    cv = estimator.init(jax.random.key(0), dist)
+    with jax.debug_infs(True):
+        _, grads = estimator.value_and_grad(curved, dist, cv, key=jax.random.key(0))
+    assert finite(grads)
+
+
 def test_a_subset_in_bfloat16_keeps_what_is_almost_certain():
     """μ = 0.9986 must not be rounded to 1, as bfloat16 would."""
     logits = jnp.asarray([7.0, 0, 0, 0, 0])

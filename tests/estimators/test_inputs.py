@@ -72,6 +72,26 @@ def test_whole_numbers_of_numpy_for_every_estimator(kind):
     assert type(kind(np.int64(2)).num_samples) is int
 
 
+WITH_SETTINGS = [
+    sg.Bronco(use_gradient=False),
+    sg.Lariat(gradients=False, context_size=2, hidden=3, surrogate=sg.MLPSurrogate(hidden=3)),
+    sg.Reinforce(2, "learned"),
+    sg.Reinforce(2, "moving_average"),
+    sg.Rodeo(2, surrogate=sg.MLPSurrogate(hidden=3), coefficients="least_squares"),
+]
+
+
+@pytest.mark.parametrize("estimator", [*(kind(2) for kind in ESTIMATORS), *WITH_SETTINGS], ids=repr)
+def test_fresh_control_variates_can_be_donated(estimator):
+    """No two arrays share their memory."""
+    cv = estimator.init(KEY, sg.Bernoulli(jnp.zeros(3)))
+    state = cv, sg.cv_optimizer(estimator).init(cv)
+    leaves = jax.tree.leaves(state)
+    assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
+    jax.jit(lambda state: jax.tree.map(lambda a: a + 1, state), donate_argnums=0)(state)
+    assert all(leaf.is_deleted() for leaf in leaves)
+
+
 @pytest.mark.parametrize(
     ("kind", "setting"),
     [

@@ -136,6 +136,16 @@ def test_states_that_never_happen():
     np.testing.assert_allclose(grads.parameters, expected, rtol=1e-5)
 
 
+def test_no_infinite_numbers():
+    """An ordinary problem works if JAX is asked to raise at the first infinite number."""
+    q = sg.Categorical(jnp.array([[0.0, 0.5, 1.0]]))
+    f = lambda x: x[..., 0, 0] + 4 * x[..., 0, 2]
+    with jax.debug_infs(True):
+        value, grads = sg.UnorderedSet(3).value_and_grad(f, q, key=jax.random.key(0))
+    np.testing.assert_allclose(value, sg.exact_expectation(f, q), rtol=1e-6)
+    np.testing.assert_allclose(grads.parameters, sg.exact_gradient(f, q), rtol=1e-5, atol=1e-7)
+
+
 def test_inputs_are_checked():
     dist = sg.Bernoulli(jnp.zeros(2))
     with pytest.raises(ValueError, match="2 or more, because the other samples"):

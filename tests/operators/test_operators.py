@@ -229,3 +229,12 @@ def test_mean_zero_with_values_of_probability_zero(operator):
 def test_one_sided_operators_are_no_numbers_beside_probability_zero(operator):
     q = sg.Categorical(jnp.array([[0.0, -jnp.inf, 0.5]]))
     assert np.isnan(operator.apply(lambda x: x[..., 0, 0], q, q.enumerate()[2]))
+
+
+@pytest.mark.parametrize("operator", [sg.BirthDeath(), sg.Difference()])
+def test_no_infinite_numbers(operator):
+    """Operators work if JAX is asked to raise at the first infinite number."""
+    q = sg.Categorical(jnp.array([[0.0, 0.2, 0.5]]))
+    with jax.debug_infs(True):
+        applied = operator.apply(lambda x: x[..., 0, 0], q, q.enumerate())
+    np.testing.assert_allclose(jnp.sum(q.probabilities() * applied), 0, atol=1e-6)

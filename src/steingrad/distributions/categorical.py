@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import take
+from ..arrays import is_log_zero, take
 from ..fast import sum_of_events
 from .base import as_logits
 from .independent import LogitOfEachValue
@@ -46,7 +46,7 @@ class Categorical(LogitOfEachValue, Relaxable):
         logits = self._logits
         x, log_probs = x.astype(logits.dtype), jax.nn.log_softmax(logits)
         # A value of probability 0 that is not in x must add 0, not 0·(−∞).
-        impossible = jnp.isneginf(log_probs)
+        impossible = is_log_zero(log_probs)
         terms = x * jnp.where(impossible, 0, log_probs)
         return sum_of_events(jnp.where(impossible & (x > 0.5), -jnp.inf, terms), 2)
 
@@ -78,7 +78,7 @@ class Categorical(LogitOfEachValue, Relaxable):
     def location(self):
         logits = self._logits
         least = jnp.max(logits, axis=-1, keepdims=True) - 100
-        return jax.nn.log_softmax(jnp.where(jnp.isneginf(logits), least, logits))
+        return jax.nn.log_softmax(jnp.where(is_log_zero(logits), least, logits))
 
     def latent_given(self, x, noise):
         # The largest entry is standard Gumbel, and the others are truncated below it.

@@ -12,10 +12,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from ..arrays import as_index, is_concrete, scatter, take
 from .base import COORDINATES_AT_A_TIME, MAX_STATES, FromLogits, as_logits
-from .swaps import Swaps
-
-# This number stands for log 0. It is far from all other numbers, and a difference is not NaN.
-LOG_ZERO = -1e30
+from .swaps import LOG_ZERO, Swaps
 
 
 class Subset(FromLogits):

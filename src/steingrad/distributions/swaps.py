@@ -9,6 +9,9 @@ from jaxtyping import Array, Float, Int
 from ..arrays import take
 from .neighbours import Neighbours, Slope
 
+# This number stands for log 0. It is far from all other numbers, and a difference is not NaN.
+LOG_ZERO = -1e30
+
 
 class Swaps(Neighbours):
     r"""Changes of one bit of a `Subset` and of a random partner, which keep the number of ones.
@@ -98,7 +101,7 @@ class Swaps(Neighbours):
         d = self.mean.shape[-1]
         elements = jnp.arange(d, dtype=jnp.int32)
         bit = elements == slots[..., None]
-        others = self.dist.with_parameters(jnp.where(bit, -jnp.inf, self.dist.logits))
+        others = self.dist.with_parameters(jnp.where(bit, LOG_ZERO, self.dist.logits))
         include = jnp.moveaxis(others.inclusion, 0, -2)  # [..., d, missing]
         known = (~bit & (self.x > 0.5)).astype(jnp.int32)
         missing = jnp.cumsum(known, axis=-1)

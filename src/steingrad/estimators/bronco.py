@@ -164,10 +164,10 @@ class Bronco(Estimator):
                 "pass the distribution too, `estimator.init(key, dist)`. Only its shape matters."
             )
         d, m = dist.flip_shape
-        zero = jnp.zeros(())
         effect = None if self.use_gradient else jnp.zeros((d, m, 2))
         moments = jnp.zeros((d, 3, 3)), jnp.zeros((d, 3)), jnp.zeros(d), jnp.zeros(d)
-        return self.CV(*moments, zero, zero, zero, zero, zero, effect)
+        zero = lambda: jnp.zeros(())  # arrays of their own, so that they can be donated
+        return self.CV(*moments, zero(), zero(), zero(), zero(), zero(), effect)
 
     def cv_optimizer(self, learning_rate):
         return optax.sgd(1.0)

@@ -31,6 +31,8 @@ class AdamState(NamedTuple):
     recent: Float[Array, ""]
     """The largest gradient of the last steps."""
 
+from ..arrays import brief
+
 
 def adam(learning_rate: Any, b1: float = 0.9) -> optax.GradientTransformation:
     """Adam for gradients of any size, which recovers from steps with absurd ones.
@@ -112,6 +114,16 @@ def average_or_adam(learning_rate: Any, averages: Callable) -> optax.GradientTra
     """Plain gradient descent for the `averages` among control variates, Adam for the others."""
 
     def labels(cv):
+        try:
+            averages(cv)
+        except AttributeError as error:
+            raise TypeError(
+                "The optimiser of these control variates takes plain steps for moving averages and "
+                "Adam's steps for learned parameters. It has to tell them apart by the structure "
+                f"that `estimator.init` returns, but was given {brief(cv)}. Do not put a "
+                "transformation around it that changes the structure, such as optax.flatten: use "
+                "cv_optimizer(estimator) itself."
+            ) from error
         return eqx.tree_at(averages, jax.tree.map(lambda _: "learned", cv), "average")
 
     return optax.partition({"average": optax.sgd(1.0), "learned": adam(learning_rate)}, labels)

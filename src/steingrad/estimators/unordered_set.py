@@ -13,6 +13,9 @@ from ..distributions.base import Distribution
 from .base import Estimator
 
 MOST = 12  # samples, because the estimate sums over all their subsets
+# This number stands for the log 0 of what is left out of a sum. It is far below the logarithms of
+# all probabilities. It is finite, because `jax_debug_infs` does not allow −∞.
+LEFT_OUT = -1e30
 
 
 class UnorderedSet(Estimator):
@@ -84,7 +87,7 @@ class UnorderedSet(Estimator):
         drawn = jnp.any(
             number[..., None] == jnp.arange(dist.num_states, dtype=number.dtype), axis=-2
         )
-        log_rest = jax.nn.logsumexp(jnp.where(drawn, -jnp.inf, log_all), axis=-1)
+        log_rest = jax.nn.logsumexp(jnp.where(drawn, LEFT_OUT, log_all), axis=-1)
         log_sets = log_set_probabilities(log_probs, log_rest)
         count = self.num_samples
         whole, bit = 2**count - 1, 1 << np.arange(count)
@@ -102,7 +105,7 @@ def log_probabilities(dist: Distribution) -> Float[Array, "... states"]:
     log_probs = jax.nn.log_softmax(log_probs.astype(compute_dtype(log_probs)))
     # The exponential of `never` is 0 too, and a difference of two of them is not NaN.
     never = 2 * float(np.log(jnp.finfo(log_probs.dtype).tiny))
-    return jnp.where(log_probs == -jnp.inf, never, log_probs)
+    return jnp.maximum(log_probs, never)
 
 
 @jax.jit
@@ -118,7 +121,7 @@ def log_set_probabilities(
     numbers = np.arange(2**count)
     inside = (numbers[:, None] >> np.arange(count) & 1).astype(bool)  # [2^K, K]
     without = np.where(inside, numbers[:, None] ^ (1 << np.arange(count)), 0)
-    of_set = jnp.where(inside, log_probs[..., None, :], -jnp.inf)
+    of_set = jnp.where(inside, log_probs[..., None, :], LEFT_OUT)
     rest = jnp.broadcast_to(log_rest[..., None, None], (*of_set.shape[:-1], 1))
     log_mass = jax.nn.logsumexp(jnp.concatenate([of_set, rest], axis=-1), axis=-1)
     empty = numbers == 0
@@ -128,5 +131,5 @@ def log_set_probabilities(
         last = jax.nn.logsumexp(of_set + log_sets[..., without], axis=-1)
         return jnp.where(empty, 0.0, last - jnp.where(empty, 0.0, log_mass))
 
-    start = jnp.broadcast_to(jnp.where(empty, 0.0, -jnp.inf), log_mass.shape)
+    start = jnp.broadcast_to(jnp.where(empty, 0.0, LEFT_OUT), log_mass.shape)
     return jax.lax.fori_loop(0, count, sweep, start.astype(log_mass.dtype))

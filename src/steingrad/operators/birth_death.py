@@ -5,6 +5,7 @@ from typing import ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
+from ..arrays import is_log_zero
 from ..distributions.base import Distribution
 from ..fast import sum_of_events
 from .base import CoordinateOperator, check_damping, damped_log_ratio
@@ -93,4 +94,4 @@ class Difference(OneStep):
 def nan_if_impossible(birth, dist, x, down, coordinates):
     """NaN where dec(x) has probability 0. The operator then moves from x to a state that is never
     visited, and its mean is not 0."""
-    return jnp.where(jnp.isneginf(dist.log_ratio(x, down, coordinates)), jnp.nan, birth)
+    return jnp.where(is_log_zero(dist.log_ratio(x, down, coordinates)), jnp.nan, birth)
