@@ -13,6 +13,7 @@ SOURCE = Path(steingrad.__file__).parent.parent
 # From left to right; packages in one line do not import each other.
 LIBRARY = [
     ("arrays", "derivatives", "fast"),
+    ("draws",),
     ("distributions",),
     ("objective",),
     ("operators",),
