@@ -98,14 +98,19 @@ def _centred(
         rest = total(jnp.where(last, 0, terms))
         return jnp.where(last, rest, rest - terms + total(jnp.where(last, terms, 0)))
 
+    of_group = lambda terms: jax.ops.segment_max(terms, number, len(r))[number]
+    in_units = lambda terms, unit: terms / jnp.where((unit > 0) & (unit < jnp.inf), unit, 1)
     # Rewards relative to the largest finite one of their group, and then to the mean, so that
-    # neither a large constant nor a long sum costs digits.
+    # neither a large constant nor a long sum costs digits. Rewards and weights are in units of the
+    # largest, so that no product is too large or too small.
     finite = jnp.isfinite(r)
-    largest = jax.ops.segment_max(jnp.where(finite, r, -jnp.inf), number, len(r))[number]
+    largest = of_group(jnp.where(finite, r, -jnp.inf))
     r = r - jnp.where(jnp.isfinite(largest), largest, 0)
+    unit = of_group(jnp.where(finite, -r, 0))
+    r, weights = in_units(r, unit), in_units(weights, of_group(weights))
     weight, whole = of_others(weights), total(weights)
     r = r - total(jnp.where(finite, weights * r, 0)) / jnp.where(whole > 0, whole, 1)
     alone = weight <= 0
     advantage = r - of_others(weights * r) / jnp.where(alone, 1, weight)
-    advantage = jnp.where(alone, rewards[order], advantage)
+    advantage = jnp.where(alone, rewards[order], advantage * jnp.where(unit > 0, unit, 1))
     return jnp.zeros_like(advantage).at[order].set(advantage)
