@@ -89,6 +89,23 @@ def test_an_infinite_reward_is_its_own_groups_affair():
     assert not np.isfinite(ours[2:]).any()
 
 
+def test_groups_of_different_scale():
+    ours = sg.advantages([1e8, 1e8, 1.001, 0.999], groups=[0, 0, 1, 1])
+    np.testing.assert_allclose(ours, [0, 0, 0.002, -0.002], rtol=1e-4)
+    np.testing.assert_array_equal(sg.advantages(np.array([0.0, 8.0, 16.0]) + 1e8), [-12, 0, 12])
+
+
+def test_one_length_may_be_much_larger_than_the_others():
+    ours = sg.advantages([1.0, 3.0, 5.0], kind="length_weighted", lengths=[1e9, 1, 1])
+    np.testing.assert_allclose(ours, [-3, 2, 4], rtol=1e-6)
+
+
+def test_a_group_of_a_million():
+    rewards = np.random.default_rng(0).uniform(size=10**6).astype(np.float32)
+    exact = (rewards - np.mean(rewards, dtype=np.float64)) * (1 + 1 / (10**6 - 1))
+    np.testing.assert_allclose(sg.advantages(rewards), exact, atol=1e-6)
+
+
 def test_rewards_are_constants():
     grad = jax.grad(lambda r: jnp.sum(sg.advantages(r) ** 2))(jnp.arange(3.0))
     np.testing.assert_array_equal(grad, 0)
@@ -112,3 +129,5 @@ def test_inputs_are_checked():
         sg.advantages(r, kind="length_weighted", lengths=jnp.ones(3))
     with pytest.raises(TypeError, match="whole numbers, but was given float32"):
         sg.advantages(r, jnp.zeros(4))
+    with pytest.raises(TypeError, match="real rewards, but was given complex64"):
+        sg.advantages(r.astype(jnp.complex64))

@@ -266,6 +266,14 @@ def test_a_numpy_f_has_no_gradient():
         jax.block_until_ready(sg.value_and_grad(wrong, BATCH, sg.RLOO(2), key=KEY))
 
 
+def test_a_callback_must_be_real():
+    """Imaginary parts are not dropped."""
+    whole = sg.callback(lambda x: x @ W_NUMPY + 1j)
+    for f in (whole, sg.per_example(sg.callback(lambda x: complex(x @ W_NUMPY)))):
+        with pytest.raises(Exception, match="must return real numbers, but returned complex"):
+            jax.block_until_ready(sg.value_and_grad(f, BATCH, sg.RLOO(2), key=KEY))
+
+
 def test_check_objective():
     check = lambda f, dist=BATCH, **args: check_objective(f, dist, key=KEY, **args)
     check(lambda x: x @ W)

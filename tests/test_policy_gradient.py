@@ -51,8 +51,8 @@ def at(x, reward, end=None, step=step):
 
 
 def own_too(r):
-    """A wrong baseline, which includes the sample itself."""
-    return jnp.broadcast_to(jnp.mean(r, axis=0), r.shape)
+    """With a wrong baseline, which includes the sample itself."""
+    return r - jnp.mean(r, axis=0)
 
 
 def only_after(r):
@@ -60,7 +60,7 @@ def only_after(r):
     return jnp.cumsum(r[..., ::-1], axis=-1)[..., ::-1] - r
 
 
-WRONG = {"mean_of_others": own_too, "returns_to_go": only_after}
+WRONG = {"leave_one_out": own_too, "returns_to_go": only_after}
 
 
 @pytest.mark.usefixtures("x64")
@@ -166,6 +166,8 @@ def test_inputs_are_checked():
     total = lambda x: jnp.sum(x[..., 0], axis=-1)
     with pytest.raises(ValueError, match=r"number for each token, of shape \(2, 3\), .* \(2,\)"):
         estimate(dist, total)
+    with pytest.raises(TypeError, match="must return real numbers, but returned complex64"):
+        estimate(dist, lambda x: x[..., 0].astype(jnp.complex64))
     value = lambda p: sg.policy_gradient(rewards, dist.with_parameters(p), 2, key=key)[0]
     with pytest.raises(TypeError, match="differentiated by the parameters of its distribution"):
         jax.eval_shape(jax.grad(value), dist.parameters)

@@ -14,6 +14,7 @@ SOURCE = Path(steingrad.__file__).parent.parent
 LIBRARY = [
     ("compatibility",),
     ("arrays", "derivatives", "fast"),
+    ("draws",),
     ("distributions",),
     ("objective",),
     ("operators",),

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from .arrays import compute_dtype, is_concrete
 
@@ -48,6 +48,8 @@ def advantages(
             "of the samples, of the shape of rewards."
         )
     rewards = jnp.asarray(rewards)
+    if jnp.iscomplexobj(rewards):
+        raise TypeError(f"advantages takes real rewards, but was given {rewards.dtype}.")
     rewards = jax.lax.stop_gradient(rewards.astype(compute_dtype(rewards)))
     if rewards.ndim != 1:
         raise ValueError(
@@ -75,15 +77,40 @@ def advantages(
             )
     if n == 0:
         return rewards
-    _, number = jnp.unique(groups, return_inverse=True, size=n)
-    # Rewards relative to their mean, so that a large constant costs no digits. The mean leaves out
-    # infinite rewards, which must only affect their own group.
-    finite = jnp.isfinite(rewards)
-    centre = jnp.sum(jnp.where(finite, rewards, 0)) / jnp.maximum(
-        jnp.sum(finite, dtype=rewards.dtype), 1
-    )
-    total = lambda values: jax.ops.segment_sum(values, number, n)[number] - values
-    weight, others = total(weights), total(weights * (rewards - centre))
+    return _centred(rewards, weights, groups)
+
+
+@jax.jit
+def _centred(
+    rewards: Float[Array, " n"], weights: Float[Array, " n"], groups: Int[Array, " n"]
+) -> Float[Array, " n"]:
+    """Each reward minus the weighted mean of the others in its group."""
+    order = jnp.lexsort((weights, groups))
+    r, weights, groups = rewards[order], weights[order], groups[order]
+    last = jnp.append(groups[1:] != groups[:-1], True)  # the largest weight of its group
+    number = jnp.cumsum(last, dtype=jnp.int32) - last.astype(jnp.int32)
+
+    total = lambda terms: jax.ops.segment_sum(terms, number, len(r))[number]
+
+    def of_others(terms):
+        """The sums over the others. For the largest weight, the sum over the whole group minus its
+        own term would lose digits."""
+        rest = total(jnp.where(last, 0, terms))
+        return jnp.where(last, rest, rest - terms + total(jnp.where(last, terms, 0)))
+
+    of_group = lambda terms: jax.ops.segment_max(terms, number, len(r))[number]
+    in_units = lambda terms, unit: terms / jnp.where((unit > 0) & (unit < jnp.inf), unit, 1)
+    # Rewards relative to the largest finite one of their group, and then to the mean, so that
+    # neither a large constant nor a long sum costs digits. Rewards and weights are in units of the
+    # largest, so that no product is too large or too small.
+    finite = jnp.isfinite(r)
+    largest = of_group(jnp.where(finite, r, -jnp.inf))
+    r = r - jnp.where(jnp.isfinite(largest), largest, 0)
+    unit = of_group(jnp.where(finite, -r, 0))
+    r, weights = in_units(r, unit), in_units(weights, of_group(weights))
+    weight, whole = of_others(weights), total(weights)
+    r = r - total(jnp.where(finite, weights * r, 0)) / jnp.where(whole > 0, whole, 1)
     alone = weight <= 0
-    baseline = centre + others / jnp.where(alone, 1, weight)
-    return rewards - jnp.where(alone, 0, baseline)
+    advantage = r - of_others(weights * r) / jnp.where(alone, 1, weight)
+    advantage = jnp.where(alone, rewards[order], advantage * jnp.where(unit > 0, unit, 1))
+    return jnp.zeros_like(advantage).at[order].set(advantage)

@@ -247,7 +247,7 @@ class Callback:
         return lambda _, x, *args: call(x, as_jax_arrays(args))
 
     def _values(self, shown, args, expected) -> np.ndarray:
-        values = np.asarray(self.f(shown, *args))
+        values = real(self.f(shown, *args))
         if values.shape != expected:
             raise ValueError(
                 f"The NumPy f must return one number for each state, of shape {expected}, but "
@@ -274,8 +274,19 @@ class _OneByOne(Callback):
                 for arg, axis in zip(args, self.in_axes, strict=True)
             ]
             state = jax.tree.map(lambda a, at=at: a[at], shown)
-            values[at] = self.f(state, *own)
+            values[at] = real(self.f(state, *own))
         return values
+
+
+def real(values: Any) -> np.ndarray:
+    """The values of a NumPy f as an array. Raises if they are complex."""
+    values = np.asarray(values)
+    if np.iscomplexobj(values):
+        raise TypeError(
+            f"The NumPy f must return real numbers, but returned {values.dtype}. Return np.real("
+            "...), np.imag(...) or np.abs(...) of it, or estimate two expectations."
+        )
+    return values
 
 
 def callback(f: Callable[..., np.ndarray]) -> Callback:

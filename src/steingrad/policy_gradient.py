@@ -13,7 +13,7 @@ from .derivatives import drawn_with, on_each_device
 from .distributions import Autoregressive, Distribution
 from .estimators import Gradients
 from .estimators.checks import check_num_samples
-from .fast import mean, mean_of_others
+from .fast import leave_one_out, mean
 from .objective import as_jax_arrays, evaluate, takes_key
 
 
@@ -75,12 +75,17 @@ def policy_gradient(
                 f"rewards was given sequences of shape {x.shape} and must return one number for "
                 f"each token, of shape {x.shape[:-1]}, but returned shape {r.shape}."
             )
+        if jnp.iscomplexobj(r):
+            raise TypeError(
+                f"rewards must return real numbers, but returned {r.dtype}. Return jnp.real(...) "
+                "or jnp.abs(...) of it."
+            )
         r = r.astype(compute_dtype(r))
         return jnp.sum(r, axis=-1), r
 
     value, _, args_grad, r = evaluate(total, x, args)
     to_go = returns_to_go(r)
-    weights = (to_go - mean_of_others(to_go)) / max(num_samples * math.prod(q.batch_shape), 1)
+    weights = leave_one_out(to_go) / max(num_samples * math.prod(q.batch_shape), 1)
     grad = q.weighted_step_score(weights, x)
     grad = jax.tree.map(lambda g, p: g.astype(p.dtype), grad, parameters)
     return drawn_with(parameters, (mean(value), Gradients(grad, None, args_grad)))

@@ -571,3 +571,9 @@ def test_bfloat16_parameters():
 def test_inputs_are_checked(make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make()
+
+
+def test_log_probabilities_are_real():
+    q = sg.FromLogProb(lambda p, x: (p @ x).astype(jnp.complex64), jnp.zeros(2), num_coordinates=2)
+    with pytest.raises(TypeError, match="must return a real number, but returned complex64"):
+        q.log_prob(jnp.zeros(2))

@@ -287,6 +287,21 @@ def test_f_sees_the_parts():
     assert sg.Rodeo(2, surrogate=sg.ExactSurrogate()).num_evaluations(dist) == 2 * (1 + 3 + 3 + 1)
 
 
+def test_parts_of_two_kinds_of_half_precision():
+    """Neither dtype holds the values of the other, so states are float32."""
+    fine = sg.Ordinal(jnp.zeros((1, 2), jnp.float16), (1.0, 1.001))
+    large = sg.Ordinal(jnp.zeros((1, 2), jnp.bfloat16), (1.0, 1e30))
+    for parts in ([fine, large], [large, fine]):
+        q = sg.Joint(parts)
+        assert q.dtype == q.enumerate().dtype == jnp.float32
+        assert len(np.unique(q.enumerate(), axis=0)) == 4
+        np.testing.assert_array_equal(q.state_number(q.enumerate()), np.arange(4))
+        merged = q.merge([part.state(jnp.ones(1, jnp.int32)) for part in parts])
+        for part, own in zip(parts, q.split(merged), strict=True):
+            assert own[0] == part.state(jnp.ones(1, jnp.int32))[0].astype(jnp.float32)
+    assert sg.Joint([fine, fine]).dtype == jnp.float16
+
+
 def test_empty_batches():
     q = sg.Joint(a=sg.Bernoulli(jnp.zeros((0, 3))), b=sg.Categorical(jnp.zeros((0, 1, 3))))
     f = lambda x: jnp.sum(x["a"], axis=-1) * x["b"][..., 0, 2]

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from ..arrays import as_index, brief, check_whole, compute_dtype, is_concrete, take
+from ..arrays import as_index, brief, check_whole, compute_dtype, is_concrete, log_softmax, take
 from ..derivatives import on_each_device
+from ..draws import categorical
 from .base import COORDINATES_AT_A_TIME, MAX_STATES
 from .from_function import FromFunction, batch_of, check_parameters
 
@@ -53,7 +54,7 @@ class Autoregressive(FromFunction):
     >>> q = Autoregressive(step, policy, jnp.zeros(8), length=6, vocabulary=5, end=4)
     >>> x = q.sample(jax.random.key(1), (3,))
     >>> x.shape, q.lengths(x), q.log_prob(x).shape
-    ((3, 6, 5), Array([1, 1, 2], dtype=int32), (3,))
+    ((3, 6, 5), Array([4, 4, 5], dtype=int32), (3,))
     >>> f = lambda x: jnp.sum(x[..., 0], axis=-1)  # how often token 0 occurs
     >>> value, grads = sg.value_and_grad(f, q, sg.RLOO(4), key=jax.random.key(2))
     >>> grads.parameters.out.weight.shape
@@ -256,7 +257,7 @@ class Autoregressive(FromFunction):
         return self._scan(parameters, condition, lambda token, _: token, x)
 
     def _draw_one(self, parameters, condition, key):
-        draw = lambda key, log_probs: self.state(jax.random.categorical(key, log_probs))
+        draw = lambda key, log_probs: self.state(categorical(key, log_probs))
         return self._scan(parameters, condition, draw, jax.random.split(key, self.length))
 
     def _scan(self, parameters, condition, choose: Callable, inputs):
@@ -276,7 +277,7 @@ class Autoregressive(FromFunction):
             if self.end is not None:
                 only_end = jnp.where(jnp.arange(self.vocabulary) == self.end, 0, -jnp.inf)
                 logits = jnp.where(ended, only_end.astype(logits.dtype), logits)
-            log_probs = jax.nn.log_softmax(logits)
+            log_probs = log_softmax(logits)
             token = choose(given, log_probs).astype(self.dtype)
             # A token of probability 0 that is not in x must add 0, not 0·(−∞).
             excluded = jnp.isneginf(log_probs)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from ..arrays import scatter, take
+from ..draws import logistic, uniform
 from ..fast import sum_of_events
 from .base import FromLogits, as_logits
 from .independent import Independent
@@ -25,7 +26,7 @@ class Bernoulli(FromLogits, Relaxable, Independent):
     >>> import jax, jax.numpy as jnp
     >>> q = Bernoulli(jnp.array([0.0, 2.0, -2.0]))
     >>> q.sample(jax.random.key(0))
-    Array([0., 0., 0.], dtype=float32)
+    Array([0., 1., 1.], dtype=float32)
     >>> q.score(jnp.array([1.0, 1.0, 0.0]))
     Array([ 0.5  ,  0.119, -0.119], dtype=float32)
     """
@@ -65,22 +66,21 @@ class Bernoulli(FromLogits, Relaxable, Independent):
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()):
         logits = self._logits
-        uniform = jax.random.uniform(key, (*shape, *logits.shape), logits.dtype)
-        return (uniform < jax.nn.sigmoid(logits)).astype(self.dtype)
+        drawn = uniform(key, (*shape, *logits.shape), logits.dtype).below(logits)
+        return drawn.astype(self.dtype)
 
     def log_prob(self, x):
-        # Linear in x, the natural extension to the interior of the cube: ∂/∂x is the logit.
         logits = self._logits
         x, certain = x.astype(logits.dtype), jnp.isinf(logits)
         # A bit that is certain must add 0, not ∞ − ∞.
         finite = jnp.where(certain, 0, logits)
-        terms = jnp.where(certain, 0, x * finite - jax.nn.softplus(finite))
+        terms = jnp.where(certain, 0, log_prob_of_bit(x, finite))
         impossible = certain & ((x > 0.5) != (logits > 0))
         return sum_of_events(jnp.where(impossible, -jnp.inf, terms))
 
     def score(self, x):
         logits = self._logits
-        return x.astype(logits.dtype) - jax.nn.sigmoid(logits)
+        return score_of_bit(x.astype(logits.dtype), logits)
 
     def index(self, x):
         return x.astype(jnp.int32)
@@ -149,7 +149,7 @@ class Bernoulli(FromLogits, Relaxable, Independent):
 
     def noise(self, key, shape):
         logits = self._logits
-        return jax.random.logistic(key, (*shape, *logits.shape), logits.dtype)
+        return logistic(key, (*shape, *logits.shape), logits.dtype)
 
     def location(self):
         logits = self._logits
@@ -162,3 +162,25 @@ class Bernoulli(FromLogits, Relaxable, Independent):
 
     def relax(self, z, temperature):
         return jax.nn.sigmoid(z / temperature)
+
+
+@jax.custom_jvp
+def log_prob_of_bit(x: Float[Array, "..."], logit: Float[Array, "..."]) -> Float[Array, "..."]:
+    r"""$x \log \theta + (1 - x) \log(1 - \theta) = x \cdot \text{logit} - \log(1 +
+    e^{\text{logit}})$, also between the states: linear in $x$.
+
+    The large terms are subtracted first, so that no digits cancel if the bit is nearly certain.
+    """
+    return x * logit - jnp.maximum(logit, 0) - jnp.log1p(jnp.exp(-jnp.abs(logit)))
+
+
+@log_prob_of_bit.defjvp
+def _(primals, tangents):
+    # The formula above has no second derivative where the logit is 0.
+    x, logit = primals
+    return log_prob_of_bit(x, logit), score_of_bit(x, logit) * tangents[1] + logit * tangents[0]
+
+
+def score_of_bit(x: Float[Array, "..."], logit: Float[Array, "..."]) -> Float[Array, "..."]:
+    r"""$x - \theta$, without a loss of digits if $\theta$ is nearly 1."""
+    return x * jax.nn.sigmoid(-logit) - (1 - x) * jax.nn.sigmoid(logit)

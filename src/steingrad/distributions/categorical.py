@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..arrays import is_log_zero, take
+from ..arrays import is_log_zero, log_softmax, take
+from ..draws import gumbel
 from ..fast import sum_of_events
 from .base import as_logits
 from .independent import LogitOfEachValue
@@ -23,7 +24,7 @@ class Categorical(LogitOfEachValue, Relaxable):
     >>> import jax, jax.numpy as jnp
     >>> q = Categorical(jnp.log(jnp.array([[0.2, 0.3, 0.5], [1.0, 1.0, 98.0]])))
     >>> q.sample(jax.random.key(0))
-    Array([[0., 1., 0.],
+    Array([[0., 0., 1.],
            [0., 0., 1.]], dtype=float32)
     >>> jnp.exp(q.log_prob(jnp.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])))
     Array(0.196, dtype=float32)
@@ -44,7 +45,7 @@ class Categorical(LogitOfEachValue, Relaxable):
 
     def log_prob(self, x):
         logits = self._logits
-        x, log_probs = x.astype(logits.dtype), jax.nn.log_softmax(logits)
+        x, log_probs = x.astype(logits.dtype), log_softmax(logits)
         # A value of probability 0 that is not in x must add 0, not 0·(−∞).
         impossible = is_log_zero(log_probs)
         terms = x * jnp.where(impossible, 0, log_probs)
@@ -73,12 +74,12 @@ class Categorical(LogitOfEachValue, Relaxable):
 
     def noise(self, key, shape):
         logits = self._logits
-        return jax.random.gumbel(key, (*shape, *logits.shape), logits.dtype)
+        return gumbel(key, (*shape, *logits.shape), logits.dtype)
 
     def location(self):
         logits = self._logits
         least = jnp.max(logits, axis=-1, keepdims=True) - 100
-        return jax.nn.log_softmax(jnp.where(is_log_zero(logits), least, logits))
+        return log_softmax(jnp.where(is_log_zero(logits), least, logits))
 
     def latent_given(self, x, noise):
         # The largest entry is standard Gumbel, and the others are truncated below it.

@@ -158,6 +158,11 @@ class FromLogProb(FromFunction, RealValued):
                 f"log_prob_fn was given one state, of shape {x.shape}, and must return one number, "
                 f"but returned shape {log_prob.shape}."
             )
+        if jnp.iscomplexobj(log_prob):
+            raise TypeError(
+                f"log_prob_fn must return a real number, but returned {log_prob.dtype}. Return "
+                "jnp.real(...) of it."
+            )
         return log_prob
 
     def _log_ratio(self, parameters, condition, x, values, coordinates):

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..arrays import scatter, take
+from ..arrays import log_softmax, scatter, softmax_and_rest, take
+from ..draws import categorical
+from ..fast import sum_of_events
 from .base import Distribution, FromLogits
 
 
@@ -62,15 +64,16 @@ class Independent(Distribution):
         return sum(above for above, _ in terms), sum(below for _, below in terms)
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()):
-        logits = self.value_logits
-        return self.state(jax.random.categorical(key, logits, shape=(*shape, *logits.shape[:-1])))
+        return self.state(categorical(key, self.value_logits, shape))
 
     def log_prob(self, x):
-        log_probs = jax.nn.log_softmax(self.value_logits)
-        return jnp.sum(take(log_probs, self.index(x)[..., None])[..., 0], axis=-1)
+        log_probs = log_softmax(self.value_logits)
+        return sum_of_events(take(log_probs, self.index(x)[..., None])[..., 0])
 
     def score(self, x):
-        return self.by_parameters(self.corner(x) - self.soften(1.0))
+        # corner(x) − p, without a loss of digits if a value is nearly certain.
+        corner, (p, rest) = self.corner(x), softmax_and_rest(self.value_logits)
+        return self.by_parameters(corner * rest - (1 - corner) * p)
 
     def log_ratio(self, x, values, coordinates=None):
         logits = take(self.value_logits, coordinates, axis=-2)

@@ -432,7 +432,12 @@ def _concatenate(pieces: Sequence[Array]) -> Array:
 
 
 def _widest(dtypes: Iterable) -> Any:
-    return max(map(jnp.dtype, dtypes), key=lambda dtype: dtype.itemsize)
+    """The dtype that holds all numbers of these dtypes: the widest, but float32 for bfloat16 and
+    float16, of which neither holds the numbers of the other."""
+    dtypes = set(map(jnp.dtype, dtypes))
+    most = max(dtype.itemsize for dtype in dtypes)
+    widest = [dtype for dtype in dtypes if dtype.itemsize == most]
+    return widest[0] if len(widest) == 1 else jnp.dtype(jnp.float32)
 
 
 def _sum(arrays: list[Array]) -> Array:

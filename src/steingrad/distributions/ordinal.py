@@ -23,7 +23,7 @@ class Ordinal(RealValued, LogitOfEachValue):
     >>> import jax, jax.numpy as jnp
     >>> q = Ordinal(jnp.zeros((4, 3)), values=(-1.0, 0.0, 2.5))
     >>> q.sample(jax.random.key(1))
-    Array([ 0.,  0., -1., -1.], dtype=float32)
+    Array([0. , 0. , 0. , 2.5], dtype=float32)
     """
 
     logits: Float[Array, "*batch d m"]

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from ..arrays import as_index, is_concrete, scatter, take
+from ..draws import logistic
 from .base import COORDINATES_AT_A_TIME, MAX_STATES, FromLogits, as_logits
 from .swaps import LOG_ZERO, Swaps
 
@@ -120,20 +121,20 @@ class Subset(FromLogits):
     def inclusion(self) -> Float[Array, "d *batch r"]:
         """The probability that an element is a member, given the elements after it, if r = 0 … k
         members are still missing among this element and those before it."""
-        return self._chain()[0]
+        return jax.nn.sigmoid(self._chain()[0])
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()):
-        include = self.inclusion
+        log_odds, _ = self._chain()
         shape = (*shape, *self.logits.shape)
-        uniform = jnp.moveaxis(jax.random.uniform(key, shape, include.dtype), -1, 0)
+        noise = jnp.moveaxis(logistic(key, shape, log_odds.dtype), -1, 0)
 
         def decide(missing, inputs):
-            uniform, include = inputs
-            member = uniform < take(include, missing[..., None])[..., 0]
+            noise, log_odds = inputs
+            member = noise < take(log_odds, missing[..., None])[..., 0]
             return missing - member.astype(jnp.int32), member
 
         missing = jnp.full(shape[:-1], self.k, jnp.int32)
-        _, members = jax.lax.scan(decide, missing, (uniform, include), reverse=True)
+        _, members = jax.lax.scan(decide, missing, (noise, log_odds), reverse=True)
         return jnp.moveaxis(members, 0, -1).astype(self.dtype)
 
     def log_prob(self, x):
@@ -234,17 +235,19 @@ class Subset(FromLogits):
         return jnp.maximum(logits - jax.lax.stop_gradient(above), LOG_ZERO)
 
     def _chain(self) -> tuple[Float[Array, "d *batch r"], Float[Array, "*batch"]]:
-        """`inclusion`, and log Z_k."""
+        """The logits of `inclusion`, and log Z_k."""
         logits = jnp.moveaxis(self._centred(), -1, 0)[..., None]
 
         def step(below, logit):
             less = jnp.concatenate([jnp.full_like(logit, LOG_ZERO), below[..., :-1]], axis=-1)
-            total = jnp.logaddexp(below, logit + less)  # log e_r
-            return total, jnp.exp(jnp.minimum(logit + less - total, 0))
+            # If those before the element cannot be as many as are missing, it is a member.
+            needed = (below < LOG_ZERO / 2) & (logit > LOG_ZERO / 2)
+            log_odds = jnp.where(needed, -LOG_ZERO, logit + less - below)
+            return jnp.logaddexp(below, logit + less), log_odds  # log e_r
 
         start = jnp.full((*self.batch_shape, self.k + 1), LOG_ZERO, logits.dtype)
-        end, include = jax.lax.scan(step, start.at[..., 0].set(0), logits)
-        return include, end[..., -1]
+        end, log_odds = jax.lax.scan(step, start.at[..., 0].set(0), logits)
+        return log_odds, end[..., -1]
 
     @property
     def marginals(self) -> Float[Array, "*batch d"]:

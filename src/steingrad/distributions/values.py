@@ -1,5 +1,6 @@
 """Coordinates that take real values out of a finite list."""
 
+import math
 from typing import Any
 
 import equinox as eqx
@@ -40,11 +41,13 @@ class RealValued(Distribution):
         return take(gradient, coordinates)[..., None] * step
 
     def squared_step(self, x, values):
-        numbers = jnp.asarray(self.values, x.dtype)
-        step = numbers[values] - x[..., None]
-        m = len(self.values)
-        mean = jnp.sum((numbers[:, None] - numbers) ** 2) / (m * (m - 1))
-        return step**2 / mean
+        # In units of the root mean square, so that no square is too large or small for the dtype.
+        numbers = np.asarray(self.values, np.float64)
+        unit = float(np.max(np.abs(numbers)))
+        differences = numbers[:, None] / unit - numbers / unit
+        unit *= math.sqrt(np.sum(differences**2) / (len(numbers) * (len(numbers) - 1)))
+        step = jnp.asarray(numbers, x.dtype)[values] - x[..., None]
+        return (step / unit) ** 2
 
     def between(self, p: Float[Array, "... d m"]) -> Float[Array, "... d"]:
         """The mean of the values with these probabilities."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ..arrays import as_index
-from ..fast import mean_of_others, mean_of_samples
+from ..fast import leave_one_out, mean_of_samples
 from .base import Estimator
 from .couplings import debias, mutually_antithetic
 
@@ -39,14 +39,13 @@ class ARMS(Estimator):
 
     def draw(self, key, dist):
         def one(part, key):
-            p = jax.nn.sigmoid(-jnp.abs(part.log_odds))
-            rare = mutually_antithetic(key, self.num_samples, p)
+            rare = mutually_antithetic(key, self.num_samples, -jnp.abs(part.log_odds))
             return part.state((rare == (part.log_odds < 0)).astype(jnp.int32))
 
         return dist.sample_by_part(one, key)
 
     def gradient(self, cv, dist, at):
-        signal = (at.fx - mean_of_others(at.fx))[..., None]
+        signal = leave_one_out(at.fx)[..., None]
 
         def one(part, x, _):
             log_odds = part.log_odds

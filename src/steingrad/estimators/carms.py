@@ -43,7 +43,7 @@ class CARMS(Estimator):
         def one(part, key):
             # As in ARMS: since φ is at most ½, 1 is the rarer value of every bit.
             sticks = break_sticks(part)
-            bits = mutually_antithetic(key, self.num_samples, sticks.phi[..., :-1])
+            bits = mutually_antithetic(key, self.num_samples, sticks.logits)
             return part.state(first_of(sticks, bits))
 
         return dist.sample_by_part(one, key)

@@ -4,29 +4,36 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from ..fast import mean_of_others
+from ..arrays import expand
+from ..draws import exponential, uniform
+from ..fast import sum_of_samples
 
 
 def antithetic_pairs(
-    key: PRNGKeyArray, num_samples: int, probability: Float[Array, "..."]
+    key: PRNGKeyArray, num_samples: int, log_odds: Float[Array, "..."]
 ) -> Bool[Array, "samples ..."]:
     r"""$K/2$ pairs of bits with one uniform number for each pair, $b = 1[u > 1 - p]$ and $\tilde b
-    = 1[u < p]$. The first half holds every $b$, the second every $\tilde b$."""
-    u = jax.random.uniform(key, (num_samples // 2, *probability.shape), probability.dtype)
-    # u > 1 − p is written as 1 − u < p, because 1 − u is exact where 1 − p is rounded.
-    return jnp.concatenate([1 - u < probability, u < probability])
+    = 1[u < p]$, from the logits of $p$. The first half holds every $b$, the second every $\tilde
+    b$."""
+    u = uniform(key, (num_samples // 2, *log_odds.shape), log_odds.dtype)
+    # u > 1 − p is written as 1 − u < p.
+    return jnp.concatenate([u.mirrored().below(log_odds), u.below(log_odds)])
 
 
 def mutually_antithetic(
-    key: PRNGKeyArray, num_samples: int, probability: Float[Array, "..."]
+    key: PRNGKeyArray, num_samples: int, log_odds: Float[Array, "..."]
 ) -> Bool[Array, "samples ..."]:
     r"""$K$ bits of probability $p \le \frac12$ that share a Dirichlet vector $D = e / \sum_k e_k$
-    with exponential $e_k$: $v_k = (1 - D_k)^{K-1}$ is uniform, and $b_k = 1[v_k < p]$."""
-    rest = num_samples - 1
-    e = jax.random.exponential(key, (num_samples, *probability.shape), probability.dtype)
-    # 1 − D is computed as a share of the total, which is precise even if 1 − D is small.
-    v = (rest * mean_of_others(e) / jnp.sum(e, axis=0)) ** rest
-    return v < probability
+    with exponential $e_k$: $v_k = (1 - D_k)^{K-1}$ is uniform, and $b_k = 1[v_k < p]$, from the
+    logits of $p$."""
+    e = exponential(key, (num_samples, *log_odds.shape), log_odds.dtype)
+    total = sum_of_samples(e)
+    # 1 − D is computed as a share of the total. It is small only for the largest e, where the sum
+    # of the others must not be a difference.
+    index = jnp.argmax(e, axis=0)
+    largest = expand(jnp.arange(num_samples, dtype=index.dtype), e.ndim) == index
+    others = jnp.where(largest, sum_of_samples(jnp.where(largest, 0, e)), total - e)
+    return others / total < jnp.exp(jax.nn.log_sigmoid(log_odds) / (num_samples - 1))
 
 
 def both_rare(log_odds: Float[Array, "..."], num_samples: int) -> Float[Array, "..."]:

@@ -27,8 +27,8 @@ class DisARM(Estimator):
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> DisARM(num_samples=2).sample(jax.random.key(0), sg.Bernoulli(jnp.zeros(4)))
-    Array([[1., 1., 0., 0.],
-           [0., 0., 1., 1.]], dtype=float32)
+    Array([[1., 0., 0., 0.],
+           [0., 1., 1., 1.]], dtype=float32)
     >>> value, grads = DisARM(num_samples=4).value_and_grad(
     ...     lambda x: jnp.sum(x, axis=-1), sg.Bernoulli(jnp.zeros(2)), key=jax.random.key(0))
     >>> grads.parameters.shape
@@ -43,8 +43,8 @@ class DisARM(Estimator):
 
     def draw(self, key, dist):
         def one(part, key):
-            theta = jax.nn.sigmoid(part.log_odds)
-            return part.state(antithetic_pairs(key, self.num_samples, theta).astype(jnp.int32))
+            bits = antithetic_pairs(key, self.num_samples, part.log_odds)
+            return part.state(bits.astype(jnp.int32))
 
         return dist.sample_by_part(one, key)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..arrays import as_index
-from ..fast import mean_of_others, mean_of_samples, sum_of_events
+from ..fast import leave_one_out, mean_of_others, mean_of_samples, sum_of_events
 from .base import Estimator, mean_of_scores
 
 
@@ -54,6 +54,6 @@ class DoubleCV(Estimator):
         assert at.dfx is not None
         centred = at.x - dist.mean
         pseudo = at.fx + cv.alpha * sum_of_events(mean_of_others(at.dfx) * centred, at.event_ndim)
-        signal = mean_of_scores(dist, pseudo - mean_of_others(pseudo), at.x)
+        signal = mean_of_scores(dist, leave_one_out(pseudo), at.x)
         known = dist.pull_mean(mean_of_samples(at.dfx))
         return jax.tree.map(lambda g, k: g - cv.alpha * k, signal, known)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..arrays import as_index, others
-from ..fast import mean_of_others, mean_of_samples, sum_of_events
+from ..fast import leave_one_out, mean_of_samples, sum_of_events
 from ..surrogates import MLPSurrogate
 from .base import Estimator
 from .optimizers import slow_adam
@@ -69,4 +69,4 @@ class ModifiedRelax(Estimator):
             h, _ = self.surrogate.network(cv.surrogate, f_j, t)
             return cv.scale * mean_of_samples(h)
 
-        return relaxed_estimate(control, dist, at, at.fx - mean_of_others(at.fx))
+        return relaxed_estimate(control, dist, at, leave_one_out(at.fx))

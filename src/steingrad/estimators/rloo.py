@@ -5,7 +5,7 @@ from typing import ClassVar
 import equinox as eqx
 
 from ..arrays import as_index
-from ..fast import mean_of_others
+from ..fast import leave_one_out
 from .base import Estimator, mean_of_scores
 
 
@@ -28,4 +28,4 @@ class RLOO(Estimator):
     fewest: ClassVar = (2, "because the other samples are each sample's baseline")
 
     def gradient(self, cv, dist, at):
-        return mean_of_scores(dist, at.fx - mean_of_others(at.fx), at.x)
+        return mean_of_scores(dist, leave_one_out(at.fx), at.x)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..arrays import as_index
-from ..fast import mean_of_others
+from ..fast import leave_one_out
 from ..operators import Gibbs, Operator
 from ..surrogates import MLPSurrogate, Surrogate
 from .base import Estimator, relative_mean_square, times_square
@@ -144,7 +144,7 @@ class Rodeo(Estimator):
     def _terms(self, cv, dist, at):
         """The RLOO term, and the control variates that α and β multiply."""
         fx, score = at.fx, None if dist.large_scores else dist.score(at.x)
-        terms: list = [(fx - mean_of_others(fx) if self.loo else fx, None)]
+        terms: list = [(leave_one_out(fx) if self.loo else fx, None)]
         if self.local or self.global_:
             local, global_ = stein_terms(
                 self.operator, self.surrogate, cv.surrogate, dist, at, score

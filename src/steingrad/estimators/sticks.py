@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from ..arrays import take
+from ..arrays import log_softmax, take
 from ..distributions.base import Distribution
 from .couplings import antithetic_pairs
 
@@ -37,7 +37,7 @@ class Sticks(NamedTuple):
 def break_sticks(dist: Any) -> Sticks:
     logits = dist.value_logits
     order = jnp.argsort(logits, axis=-1)
-    log_probs = take(jax.nn.log_softmax(logits), order)
+    log_probs = take(log_softmax(logits), order)
     log_tail = jax.lax.cumlogsumexp(log_probs, axis=log_probs.ndim - 1, reverse=True)
     return Sticks(order, jnp.argsort(order, axis=-1), log_probs, log_tail)
 
@@ -54,7 +54,7 @@ def antithetic_categories(key: PRNGKeyArray, dist: Any, num_samples: int) -> Flo
 
     def one(part, key):
         sticks = break_sticks(part)
-        bits = antithetic_pairs(key, num_samples, sticks.phi[..., :-1])
+        bits = antithetic_pairs(key, num_samples, sticks.logits)
         return part.state(first_of(sticks, bits))
 
     return dist.sample_by_part(one, key)

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..arrays import as_index, compute_dtype
+from ..arrays import as_index, compute_dtype, log_softmax
 from ..distributions.base import Distribution
+from ..draws import gumbel
 from .base import Estimator
 
 MOST = 12  # samples, because the estimate sums over all their subsets
@@ -64,7 +65,7 @@ class UnorderedSet(Estimator):
                 "give the exact gradient."
             )
         log_probs = log_probabilities(dist)
-        noise = jax.random.gumbel(key, log_probs.shape, log_probs.dtype)
+        noise = gumbel(key, log_probs.shape, log_probs.dtype)
         _, number = jax.lax.top_k(log_probs + noise, self.num_samples)
         return dist.enumerate()[jnp.moveaxis(number, -1, 0)]
 
@@ -102,7 +103,7 @@ class UnorderedSet(Estimator):
 def log_probabilities(dist: Distribution) -> Float[Array, "... states"]:
     """The normalised log q of every state, of shape `[*batch, states]`. All entries are finite."""
     log_probs = jnp.moveaxis(dist.log_prob(dist.enumerate_batch()), 0, -1)
-    log_probs = jax.nn.log_softmax(log_probs.astype(compute_dtype(log_probs)))
+    log_probs = log_softmax(log_probs.astype(compute_dtype(log_probs)))
     # The exponential of `never` is 0 too, and a difference of two of them is not NaN.
     never = 2 * float(np.log(jnp.finfo(log_probs.dtype).tiny))
     return jnp.maximum(log_probs, never)
