@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..arrays import as_index, check_whole, expand
-from ..fast import mean, mean_of_others, mean_of_samples, sum_of_events
+from ..fast import leave_one_out, mean, mean_of_others, mean_of_samples, sum_of_events
 from ..operators import Gibbs, Operator
 from ..surrogates import Surrogate
 from .base import Estimator, power_of_two, relative_mean_square, times_square
@@ -224,7 +224,7 @@ class Lariat(Estimator):
         fx, score = at.fx, None if dist.large_scores else dist.score(at.x)
         one = jnp.ones_like(fx)
         # Each term is a pair: the weights of the K scores, and a vector that is added, if any.
-        terms: list = [(fx - mean_of_others(fx), None)]
+        terms: list = [(leave_one_out(fx), None)]
         if self.values:
             # In units of f's spread the offset is like the other terms, which are linear in f.
             offset = -cv.averages.products.unit(spread_of(at)) * one

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from ..arrays import expand
 from ..distributions.base import Distribution
 from ..distributions.neighbours import Neighbours
-from ..fast import mean, mean_of_others, sum_of_events, sum_of_samples
+from ..fast import leave_one_out, mean, sum_of_events, sum_of_samples
 from ..objective import Evaluated
 
 DECAY = 0.99
@@ -220,4 +220,4 @@ def unless_outgrown(averages: Any, products: Products, at: Evaluated) -> Any:
 def spread_of(at: Evaluated) -> Float[Array, "..."]:
     """How far f at the samples of each element of the batch is from f at the other samples; 0 for
     elements that are not sound."""
-    return at.only_sound(jnp.max(jnp.abs(at.fx - mean_of_others(at.fx)), axis=0))
+    return at.only_sound(jnp.max(jnp.abs(leave_one_out(at.fx)), axis=0))

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
+from ..arrays import brief
+
 # One step can multiply Adam's scale of gradients by at most √(1 − β₂) LARGEST, which is 3. A step
 # whose gradient is larger, because f had an accident, is scaled down.
 LARGEST = 100.0
@@ -30,8 +32,6 @@ class AdamState(NamedTuple):
     the range of float32 if f is very small or very large."""
     recent: Float[Array, ""]
     """The largest gradient of the last steps."""
-
-from ..arrays import brief
 
 
 def adam(learning_rate: Any, b1: float = 0.9) -> optax.GradientTransformation:

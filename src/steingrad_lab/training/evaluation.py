@@ -78,7 +78,7 @@ def _weight_sums(
     key: PRNGKeyArray,
     number: Int[Array, ""],
 ) -> Float[Array, "2 images"]:
-    """Returns the sum of the ELBO's terms of some samples, and the log of the sum of the weights."""
+    """Returns the sum of the ELBO's terms of some samples, and the log of the sum of weights."""
     observe_key, weight_key = jax.random.split(key)
     y = model.likelihood.observe(observe_key, images)
     key = jax.random.fold_in(weight_key, number)
