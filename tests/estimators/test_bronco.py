@@ -597,3 +597,16 @@ def test_refusals():
         sg.Bronco(memory=0.0)
     with pytest.raises(ValueError, match="pass the distribution"):
         sg.Bronco().init(jax.random.key(0))
+
+
+def test_an_infinite_memory():
+    """Sums over all past flips, of which none counts less than another."""
+    dist = sg.Bernoulli(jnp.zeros(4))
+    estimator = sg.Bronco(memory=float("inf"))
+    cv = estimator.init(jax.random.key(0), dist)
+    for seed in range(3):
+        key = jax.random.key(seed)
+        _, grads = sg.value_and_grad(lambda x: jnp.sum(x, -1), dist, estimator, cv, key=key)
+        cv = jax.tree.map(jnp.subtract, cv, grads.cv)
+    assert float(cv.flips) == 3
+    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(cv))
