@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import math
 import os
 import random
 import re
@@ -19,6 +20,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections import Counter
@@ -171,16 +173,26 @@ def sweep_kills(place: Path, wanted: int, draw: random.Random) -> tuple[int, Cou
     return killed, outcomes
 
 
-def races(place: Path, wanted: int) -> tuple[int, Counter]:
-    """Starts four processes on the same folder, half of them with --resume."""
-    reference, _ = whole(place, "small", SMALL, SMALL_SCHEDULE)
+def races(place: Path, wanted: int, unlock: bool = False) -> tuple[int, Counter]:
+    """Starts four processes on the same folder, half of them with --resume.
+
+    With `unlock`, the file .lock is deleted again and again, from before the second one starts.
+    """
+    reference, _ = whole(place, f"small{'-unlocked' * unlock}", SMALL, SMALL_SCHEDULE)
     outcomes: Counter = Counter()
     for number in range(wanted):
-        out, pids = place / f"race-{number}", []
-        logs = [place / f"race-{number}-{rival}.log" for rival in range(4)]
+        out, pids = place / f"race-{number}{'-unlocked' * unlock}", []
+        logs = [place / f"{out.name}-{rival}.log" for rival in range(4)]
+        stop = threading.Event()
+        thief = threading.Thread(target=_delete, args=(out / ".lock", stop))
         for rival, log in enumerate(logs):
             words = command(SMALL, SMALL_SCHEDULE, out, *["--resume"][: rival % 2])
             pids.append(start(lambda words=words: cli.main(words), log))
+            if unlock and rival == 0:
+                while not (out / ".owner").exists():
+                    time.sleep(0.005)
+        if unlock:
+            thief.start()
         for pid, log in zip(pids, logs, strict=True):
             code, said = ended(pid, 3600), log.read_text()
             if code == 0:
@@ -191,9 +203,16 @@ def races(place: Path, wanted: int) -> tuple[int, Counter]:
                 outcomes["told that a run is there"] += 1
             else:
                 outcomes[f"code {code}: {said[-200:]}"] += 1
+        stop.set()
         same = content(out) == content(reference)
         outcomes["folder as by one process" if same else "FOLDER MIXED"] += 1
     return wanted, outcomes
+
+
+def _delete(path: Path, stop: threading.Event) -> None:
+    while not stop.is_set():
+        path.unlink(missing_ok=True)
+        time.sleep(0.001)
 
 
 def interrupts(place: Path, wanted: int, draw: random.Random) -> tuple[int, Counter]:
@@ -261,6 +280,31 @@ def _first_step(line: bytes, value: bytes) -> bytes:
     return line.replace(b'"step": 20', b'"step": ' + value, 1)
 
 
+def _objective(value: bytes) -> Callable[[Path], Any]:
+    """Returns a function that replaces the value of the first `objective` in the metrics."""
+    return _metrics(lambda text: re.sub(rb'("objective": )[^,]*', rb"\g<1>" + value, text, count=1))
+
+
+def _dataset(name: str) -> Callable[[Path], Any]:
+    return lambda path: _edit_json(config={**Run(path).record["config"], "dataset": name})(path)
+
+
+def _results(**fields: Any) -> Callable[[Path], Any]:
+    """Returns a function that writes a damaged `results.jsonl` beside the run."""
+
+    def write(path: Path) -> None:
+        metrics = [{"step": 60, "seed": 1, "objective": fields.pop("objective", -30.0)}]
+        record = {**Run(path).record, "name": "copy", "metrics": metrics, "ms_per_step": 1.0}
+        del record["run"]
+        (path.parent / "results.jsonl").write_text(json.dumps({**record, **fields}) + "\n")
+
+    return write
+
+
+NASTY = "\x1b[31m</script><b>|`$x$`\n# ](x)"
+"""A name that breaks pages and tables unless it is escaped."""
+
+
 ZOO: dict[str, Callable[[Path], Any]] = {
     "metrics deleted": lambda path: (path / "metrics.jsonl").unlink(),
     "metrics empty": _metrics(lambda text: b""),
@@ -276,6 +320,11 @@ ZOO: dict[str, Callable[[Path], Any]] = {
     "metrics with a number too large": _metrics(
         lambda text: text.replace(b'"train_elbo": -', b'"train_elbo": -' + b"9" * 400, 1)
     ),
+    "metrics with 1e308": _objective(b"1e308"),
+    "metrics with an integer of 300 digits": _objective(b"9" * 300),
+    "metrics with NaN": _objective(b"NaN"),
+    "metrics with true": _objective(b"true"),
+    "metrics with a nested value": _objective(b"[" * 500 + b"]" * 500),
     "metrics with another seed": _metrics(lambda text: text.replace(b'"seed": 1', b'"seed": 7', 1)),
     "metrics twice": _metrics(lambda text: text + text),
     "metrics of another run": _metrics(lambda text: text.replace(b'"run": "', b'"run": "x')),
@@ -316,6 +365,24 @@ ZOO: dict[str, Callable[[Path], Any]] = {
         config={**dataclasses.asdict(SMALL), "steps": 60.5}
     ),
     "config.json without settings": _edit_json(config=[]),
+    "config.json with NUL in the dataset": _dataset("/a\0b.npz"),
+    "config.json with a dataset of 5000 letters": _dataset(f"/{'x' * 5000}.npz"),
+    "config.json with a nasty dataset": _dataset(f"/data/{NASTY}.npz"),
+    "config.json with nasty data files": _edit_json(data_files={NASTY: NASTY}),
+    "config.json with a nasty device": _edit_json(environment={"device": NASTY}),
+    "config.json with a nested environment": _edit_json(environment={"a": [[[]]]}),
+    "results.jsonl with 1e308": _results(objective=1e308),
+    "results.jsonl with an integer of 300 digits": _results(objective=10**299),
+    "results.jsonl with NaN": _results(objective=math.nan),
+    "results.jsonl with a time that is true": _results(ms_per_step=True),
+    "results.jsonl with NUL in the name": _results(name="a\0b"),
+    "results.jsonl with a nasty name": _results(name=NASTY, status="running"),
+    ".lock deleted": lambda path: (path / ".lock").unlink(missing_ok=True),
+    ".lock a folder": lambda path: (
+        (path / ".lock").unlink(missing_ok=True),
+        (path / ".lock").mkdir(),
+    ),
+    ".owner nested without end": lambda path: (path / ".owner").write_text("[" * 100_000),
 }
 
 
@@ -405,6 +472,7 @@ def main() -> None:
         print("| attack | tries | what happened |\n|---|--:|---|", flush=True)
         attacks = {
             "four processes at once on one folder": lambda: races(place, given.races),
+            "the same, while its `.lock` is deleted": lambda: races(place, given.races, True),
             "SIGKILL of a run, at random moments": lambda: kills(place, given.kills, draw),
             "Ctrl-C at random moments": lambda: interrupts(place, given.interrupts, draw),
             "SIGKILL of a sweep of two runs": lambda: sweep_kills(place, given.sweep_kills, draw),
