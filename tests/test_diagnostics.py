@@ -280,6 +280,61 @@ def test_more_draws(logit, draws):
     assert many.rows[0].judged == 1
 
 
+def rare(x):
+    return 1e6 * jnp.prod(x, axis=-1)
+
+
+def test_an_event_that_the_draws_may_have_missed():
+    """One of 1024 states has all of the gradient. The 1000 samples of these seeds have it not once,
+    once, and a few times."""
+    dist = sg.Bernoulli(jnp.zeros(10))
+    reasons = []
+    for seed in range(4):
+        result = compare(rare, dist, [sg.RLOO(2)], key=jax.random.key(seed), draws=500)
+        row = result.rows[0]
+        assert row.verdict == "more draws"
+        assert not row.biased
+        assert result.best is result.least_error is None
+        reasons.append(row.undecided)
+    assert reasons[0] == "all estimates are 0, so nothing of the gradient has been seen"
+    assert any("too few rare events" in reason for reason in reasons)
+    # A constant makes the estimates of Reinforce vary, although they miss the event.
+    f = lambda x: 5 + 1e6 * jnp.prod(x[..., :16], axis=-1)
+    row = compare(f, sg.Bernoulli(jnp.zeros(16)), [sg.Reinforce(2)], key=KEY, draws=500).rows[0]
+    assert row.variance > 0
+    assert row.undecided.startswith("the difference may come from states that are so rare")
+
+
+def test_nothing_has_been_seen():
+    """The event has a probability of 10⁻⁶, and the reference has missed it too."""
+    estimators = [sg.RLOO(2), sg.Reinforce(2), sg.StraightThrough(2)]
+    result = compare(rare, sg.Bernoulli(jnp.zeros(20)), estimators, key=KEY, draws=500)
+    assert [row.verdict for row in result.rows] == ["more draws"] * 2 + ["biased (declared)"]
+    assert result.best is result.least_error is None
+    assert "of RLOO(2), Reinforce(2) is undecided: all estimates are 0, so nothing" in str(result)
+    assert "Compare again with draws=5000 or more before you choose." in str(result)
+    # Estimates that vary are not compared with a reference that has seen nothing.
+    f = lambda x: 5 + rare(x)
+    result = compare(f, sg.Bernoulli(jnp.zeros(20)), [sg.Reinforce(2)], key=KEY, draws=2000)
+    assert "all draws of the reference are 0" in result.rows[0].undecided
+
+
+def test_no_more_draws_than_needed():
+    """Ordinary problems are decided by 500 draws, and so are estimators with a bias."""
+
+    class Silent(sg.StraightThrough):
+        biased = False
+
+    dist = sg.Bernoulli(jnp.linspace(-1.5, 1.5, 10))
+    f = lambda x: jnp.sum((x - 0.45) ** 2, axis=-1) ** 2
+    sound = [sg.RLOO(2), sg.DoubleCV(2), sg.LocalExpectation()]
+    estimators = [*sound, Silent(2), Biased(2)]
+    result = compare(f, dist, estimators, key=KEY, draws=500, adapt_steps=20)
+    assert [row.verdict for row in result.rows] == [""] * 3 + ["BIASED"] * 2
+    assert all(row.p_value < 1e-6 for row in result.rows[3:])
+    assert result.best in result.rows[:3]
+
+
 def test_what_does_not_fit_is_left_out():
     dist = sg.Categorical(normal(2, (2, 3)))
     f = lambda x: jnp.sum(x[..., 0], axis=-1) ** 2

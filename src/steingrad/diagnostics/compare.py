@@ -5,6 +5,7 @@ import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import equinox as eqx
@@ -17,7 +18,7 @@ from ..arrays import as_index, check_whole
 from ..distributions import Distribution
 from ..estimators import RLOO, Estimator
 from ..exact import exact_gradient
-from ..objective import as_jax_arrays, takes_key
+from ..objective import as_jax_arrays, bind, takes_key
 from . import measure
 from .measure import GROUPS, Moments, Problem
 from .progress import progress
@@ -28,8 +29,15 @@ SIGNIFICANCE = 1e-4
 ROUNDING = 16  # in units of the last place of f
 # Bits with large logits hardly ever flip. If the draws miss a flip, so does their variance. So if
 # the variance of a parameter is that of fewer than ENOUGH of the largest deviations, up to RARE
-# more of them may have been missed (with probability e⁻²⁰).
+# more of them may have been missed (with probability e⁻²⁰), and a large z-score is no evidence. If
+# it is that of fewer than RARE of the parameter's own largest deviations, a small z-score is no
+# evidence either.
 ENOUGH, RARE = 100, 20
+# Reasons for which the draws do not decide whether there is bias.
+FEW = "too few draws, or too few rare events among them, were made"
+MISSED = "the difference may come from states that are so rare that the draws missed them"
+NOTHING = "all estimates are 0, so nothing of the gradient has been seen"
+BLANK = "all draws of the reference are 0, so nothing of the gradient has been seen"
 JAX = Path(jax.__file__).parent
 
 
@@ -65,8 +73,11 @@ def compare(
     The reference is the exact gradient if `f` takes no key and there are at most $2^{16}$ states
     (over the whole batch), otherwise the mean of as many draws of RLOO. The z-score of a parameter
     is $(\text{mean} - \text{reference}) / \text{standard error}$. It is 0 if rounding, or a few
-    rare events that the draws missed, may explain the difference. If rare events may explain most
-    differences, or there are too few draws, the verdict on bias is "more draws".
+    rare events that the draws missed, may explain the difference. The verdict on bias is "more
+    draws" if rare events may explain most differences, if a large z-score is not above what the
+    states that the draws may have missed contribute to the exact gradient, if all estimates are 0,
+    or if there are too few draws. Such an estimator is neither `best` nor `least_error`, because
+    its measured variance misses the rare events too.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> f = lambda x: jnp.sum((x - 0.45) ** 2, axis=-1)
@@ -107,41 +118,70 @@ def compare(
             rloo = RLOO(max(2, *(estimator.num_samples for estimator in named.values())))
             _, truth = run(rloo, jax.random.fold_in(key, len(named)), None)
             reference = f"as many draws of {_name(rloo)}"
+            missed = lambda samples: None
         else:
             exact = eqx.filter_jit(exact_gradient)(f, dist, args=args)
             gradient = np.asarray(measure.flatten(exact))
             groups = np.broadcast_to(gradient, (GROUPS, *gradient.shape))
-            truth = Moments(gradient, 0 * gradient, 0.0, 0.0, groups, 1.0)
+            truth = Moments(gradient, 0 * gradient, 0 * gradient, 0.0, groups, 1.0)
             reference = "the exact gradient"
+            missed = lambda samples: float(missed_gradient(f, dist, args, jnp.asarray(samples)))
         rows = []
         for i, (name, estimator) in enumerate(named.items()):
             if name not in skipped:
                 show(name, i + 1)
                 measured = run(estimator, jax.random.fold_in(key, i), jnp.asarray(truth.mean))
-                rows.append(_row(name, estimator, dist, *measured, truth, draws))
+                may_miss = missed(float(draws * estimator.num_samples))
+                rows.append(_row(name, estimator, dist, *measured, truth, draws, may_miss))
     reasons = {name: _reason(error) for name, error in skipped.items()}
     return Comparison(tuple(rows), draws, adapt_steps, reference, truth.mean, reasons)
 
 
-def _row(name, estimator, dist, seconds, moments: Moments, truth: Moments, draws: int) -> Row:
+def _row(
+    name,
+    estimator,
+    dist,
+    seconds,
+    moments: Moments,
+    truth: Moments,
+    draws: int,
+    missed: float | None,
+) -> Row:
+    """`missed` is what `missed_gradient` returns; `None` if the reference is not exact."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        difference, largest = moments.mean - truth.mean, moments.largest + truth.largest
+        difference, own = moments.mean - truth.mean, moments.largest + truth.largest
+        largest = np.max(own)  # the size that an event has, also for parameters that saw none
         both = moments.variance + truth.variance
         z = difference / np.sqrt(both / draws)
     scale = ROUNDING * np.finfo(z.dtype).eps * moments.value / math.prod(dist.batch_shape)
     rounding = scale + float(jnp.finfo(dist.dtype).eps) * np.abs(truth.mean)
-    rare = np.where(draws * both < ENOUGH * largest**2, RARE * largest / draws, 0)
+    # How many deviations as large as the largest one have this variance.
+    number = lambda size: draws * (np.sqrt(both) / np.where(size > 0, size, 1)) ** 2
+    few = (number(own) < RARE) & (own > 0)
+    rare = np.where(number(largest) < ENOUGH, RARE * largest / draws, 0)
     if largest == 0 and _may_all_be_the_mode(dist, draws * estimator.num_samples):
-        rare = np.full_like(both, np.inf)  # no deviation was seen, so its size is unknown
-    z = np.where(np.abs(difference) <= rounding + rare, 0, z)
-    # A difference that rare events may explain is evidence neither for nor against bias.
-    judged = float(np.mean((np.abs(difference) <= rounding) | (rare == 0) | (z != 0)))
+        few, rare = np.ones_like(few), np.full_like(both, np.inf)  # events of unknown size
+    size, alarm = np.abs(difference), np.abs(z) > _critical(z.size)
+    explained = (size <= rare + rounding) & (alarm | few)
+    # Estimates that are all the same, and not 0, do not depend on what the samples missed.
+    same, zero = not np.any(moments.largest), not np.any(moments.mean)
+    missing = alarm & ~explained & (size <= 2 * (missed or 0)) & (zero or not same)
+    z = np.where((size <= rounding) | explained | missing, 0, z)
+    # A difference that rare events may explain is evidence neither for nor against bias. Nor is a
+    # difference from a reference that has seen no event.
+    blank = missed is None and not np.any(truth.largest) and not np.any(truth.mean)
+    undecided = blank or missing.any()
+    judged = 0.0 if undecided else float(np.mean((size <= rounding) | ~explained))
     largest_z = float(np.max(np.abs(z)))
     one = math.erfc(largest_z / math.sqrt(2))
     p = 1.0 if one == 1 else -math.expm1(z.size * math.log1p(-one))
     variance = float(np.sum(moments.variance, dtype=np.float64))
     bias_squared, bias_squared_error = _bias_squared(difference, both, moments, truth, draws)
     evaluations = estimator.num_evaluations(dist)
+    biased, reason = not p >= SIGNIFICANCE, ""
+    if judged < 0.5 and not biased:
+        reason = MISSED if missing.any() else FEW
+        reason = NOTHING if same and zero else BLANK if blank else reason
     return Row(
         name=name,
         evaluations=evaluations,
@@ -157,12 +197,45 @@ def _row(name, estimator, dist, seconds, moments: Moments, truth: Moments, draws
         largest_z=largest_z,
         p_value=p,
         judged=judged,
-        biased=not p >= SIGNIFICANCE,
+        biased=biased,
+        undecided=reason,
         declared=estimator.biased,
         mean=moments.mean,
         variances=moments.variance,
         z=z,
     )
+
+
+def _critical(count: int) -> float:
+    """The |z| that none of `count` parameters exceeds, except with a probability of
+    `SIGNIFICANCE`."""
+    one = -math.expm1(math.log1p(-SIGNIFICANCE) / count)
+    return NormalDist().inv_cdf(1 - one / 2)
+
+
+@eqx.filter_jit
+def missed_gradient(
+    f: Callable, dist: Distribution, args: tuple, samples: Float[Array, ""]
+) -> Float[Array, ""]:
+    r"""The norm of the part of the exact gradient that so many samples may miss, $\nabla_\eta
+    \sum_{x \in R} q_\eta(x) (f(x) - E[f])$.
+
+    $R$ are rare states. All samples miss them with a probability of `SIGNIFICANCE` or more, and
+    among the rare states they have the largest $|f(x) - E[f]|$.
+    """
+    probs = dist.probabilities()
+    fx = jnp.moveaxis(bind(f, dist)(None, dist.enumerate_batch(), *args)[0], 0, -1)
+    fx = jnp.where(probs > 0, fx.astype(probs.dtype), 0)
+    centred = fx - jnp.sum(probs * fx, axis=-1, keepdims=True)
+    most = (-math.log(SIGNIFICANCE) / samples).astype(probs.dtype)
+    rare = probs <= most
+    order = jnp.argsort(jnp.where(rare, -jnp.abs(centred), jnp.inf), axis=-1)
+    mass = jnp.cumsum(jnp.take_along_axis(probs, order, axis=-1), axis=-1)
+    mass = jnp.take_along_axis(mass, jnp.argsort(order, axis=-1), axis=-1)
+    of_rare = jnp.where(rare & (mass <= most), centred, 0)
+    mean = lambda q: jnp.mean(jnp.sum(q.probabilities() * of_rare, axis=-1))
+    gradient = jax.grad(lambda p: mean(dist.with_parameters(p)))(dist.parameters)
+    return jnp.linalg.norm(measure.flatten(gradient))
 
 
 def _may_all_be_the_mode(dist: Distribution, samples: int) -> bool:

@@ -92,7 +92,7 @@ def cost(estimate: Callable, key: PRNGKeyArray) -> tuple[float, int]:
 class Moments(NamedTuple):
     mean: Any  # of the flattened gradient
     variance: Any
-    largest: Any  # deviation from the mean, over draws and parameters
+    largest: Any  # deviation from the mean
     value: Any  # the root mean square of the draws' mean f
     groups: Any  # the means of GROUPS runs of draws
     cosine: Any  # with `direction`, averaged over the draws
@@ -126,13 +126,14 @@ def moments(
         along += jnp.sum(inside[:, 0] * cosines)
         mean += change * (added / total)
         # Relative to the mean so far, because a chunk may be a single draw, its own mean.
-        largest = jnp.maximum(largest, jnp.max(jnp.abs(inside * (g - mean))[:, :-1]))
+        largest = jnp.maximum(largest, jnp.max(jnp.abs(inside * (g - mean))[:, :-1], axis=0))
         return (total, mean, squares, largest, sums, counts, along), None
 
     struct, _ = jax.eval_shape(draw, 0)
     zeros = lambda *shape: jnp.zeros(shape, struct.dtype)
     n = struct.shape[0]
-    start = (zeros(), zeros(n), zeros(n), zeros(), zeros(GROUPS, n - 1), zeros(GROUPS), zeros())
+    sums = zeros(n - 1), zeros(GROUPS, n - 1), zeros(GROUPS), zeros()
+    start = (zeros(), zeros(n), zeros(n), *sums)
     end, _ = jax.lax.scan(step, start, jnp.arange(0, draws, chunk))
     _, mean, squares, largest, sums, counts, along = end
     variance = squares / (draws - 1)

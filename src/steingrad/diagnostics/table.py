@@ -46,6 +46,8 @@ class Row:
     """The share of parameters whose difference rare events cannot explain."""
     biased: bool
     """Whether p < 1e-4, or p is NaN."""
+    undecided: str
+    """Why the draws do not decide whether there is bias; empty if they do."""
     declared: bool
     """Whether the estimator declares itself biased."""
     mean: np.ndarray
@@ -62,7 +64,7 @@ class Row:
             return "biased (declared)"
         if self.biased:
             return "BIASED"
-        return "more draws" if self.judged < 0.5 else ""
+        return "more draws" if self.undecided else ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -87,14 +89,17 @@ class Comparison:
 
     @property
     def best(self) -> Row | None:
-        """The row with the lowest variance × time among the unbiased estimators."""
-        sound = (row for row in self.rows if not (row.biased or row.declared))
+        """The row with the lowest variance × time among the unbiased estimators; `None` if the
+        draws decide of none that it is unbiased."""
+        sound = (row for row in self.rows if not row.verdict)
         return min(sound, key=lambda row: row.variance_times_seconds, default=None)
 
     @property
     def least_error(self) -> Row | None:
-        """The row with the lowest mean squared error of one estimate, biased or not."""
-        numbers = (row for row in self.rows if np.isfinite(row.mean_squared_error))
+        """The row with the lowest mean squared error of one estimate, biased or not; `None` if
+        the draws are too few to measure any."""
+        known = (row for row in self.rows if not row.undecided)
+        numbers = (row for row in known if np.isfinite(row.mean_squared_error))
         return min(numbers, key=lambda row: row.mean_squared_error, default=None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,11 +125,12 @@ class Comparison:
         figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
         least = min((row.variance for row in self.rows if row.variance), default=1.0)
         y = np.asarray([row.variance or least / 10 for row in self.rows])  # 0 has no logarithm
-        sound = [not (row.biased or row.declared) for row in self.rows]
+        sound = [not row.verdict for row in self.rows]
         for ax, cost in zip(axes, ("evaluations", "seconds"), strict=True):
             x = np.asarray([getattr(row, cost) for row in self.rows])
             for i, row in enumerate(self.rows):
-                note = " (biased)" if not sound[i] else "" if row.variance else " (variance 0)"
+                biased = " (biased)" if row.biased or row.declared else f" ({row.verdict})"
+                note = biased if not sound[i] else "" if row.variance else " (variance 0)"
                 marker = "k" + "osD^v<>pPX*hd8"[i % 14]
                 ax.loglog(x[i], y[i], marker, fillstyle="none", label=row.name + note)
             ax.set(xlabel=f"{cost} for one estimate", xmargin=0.2, ymargin=0.2)
@@ -165,8 +171,17 @@ class Comparison:
             "cosine: of one estimate with the reference, on average. p: chance of so large a |z| "
             "without bias.",
         ]
-        if any(row.verdict == "more draws" for row in self.rows):
-            lines.append("more draws: rare events, or too few draws, leave its bias undecided.")
+        names: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.verdict == "more draws":
+                names.setdefault(row.undecided, []).append(row.name)
+        for reason, those in names.items():
+            lines.append(f"more draws: the bias of {', '.join(those)} is undecided: {reason}.")
+        if names:
+            lines.append(
+                "Their z-scores and variances are not to be trusted. Compare again with "
+                f"draws={10 * self.draws} or more before you choose."
+            )
         lines += [f"Left out: {name}. {reason}." for name, reason in self.skipped.items()]
         return "\n".join(lines)
 
