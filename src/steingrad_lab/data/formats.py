@@ -8,6 +8,7 @@ import contextlib
 import gzip
 import io
 import math
+import stat
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -27,12 +28,28 @@ MOST_BYTES = 2**28
 """Larger files are refused, packed or unpacked: every dataset is smaller."""
 
 
+def check_regular(path: Path) -> None:
+    """Raises unless a path leads to an ordinary file of at most `MOST_BYTES`.
+
+    Reading a pipe would wait for somebody to write, and reading a device may never end.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+        kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
+        raise DataError(f"is {kind}, but only ordinary files are read")
+    if status.st_size > MOST_BYTES:
+        raise DataError(f"has {status.st_size} bytes, but at most {MOST_BYTES} are read")
+
+
 def read_bytes(path: Path) -> bytes:
-    """Returns the content of a file. A file of more than `MOST_BYTES` is refused."""
-    size = path.stat().st_size
-    if size > MOST_BYTES:
-        raise DataError(f"has {size} bytes, but at most {MOST_BYTES} are read")
-    return path.read_bytes()
+    """Returns the content of an ordinary file. More than `MOST_BYTES` are refused."""
+    check_regular(path)
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:  # the file is growing, or its file system does not know its size
+        raise DataError(f"has more than {MOST_BYTES} bytes, which is the most that is read")
+    return content
 
 
 def unpack(content: bytes, most: int = MOST_BYTES) -> bytes:
