@@ -400,7 +400,7 @@ def test_moving_average_baseline():
 def test_moving_average_in_a_loss(factor):
     """The average does not depend on the factor of the expectation in the loss."""
     estimator = sg.Reinforce(2, baseline="moving_average")
-    cv = sg.Reinforce.CV(jnp.asarray(1.0))
+    cv = sg.Reinforce.CV(jnp.asarray(1.0), jnp.asarray(2.0))
     loss = lambda cv: (
         factor
         * sg.expectation(

@@ -11,6 +11,7 @@ import steingrad as sg
 from marks import slow
 from problems import moments, normal, objective
 from significance import gradient_z_scores, passes, z_scores
+from steingrad.draws import gumbel, logistic
 from steingrad.estimators import Estimator
 
 BIASED = {
@@ -116,10 +117,10 @@ class TestValues:
         dist, key, tau = kinds()[kind], jax.random.key(0), 0.6
         f = objective(dist)
         draw, squash = {
-            "bits": (jax.random.logistic, jax.nn.sigmoid),
-            "categories": (jax.random.gumbel, jax.nn.softmax),
+            "bits": (logistic, jax.nn.sigmoid),
+            "categories": (gumbel, jax.nn.softmax),
         }[kind]
-        noise = draw(jax.random.split(key, 3)[0], (2, *dist.logits.shape))
+        noise = draw(jax.random.split(key, 3)[0], (2, *dist.logits.shape), dist.logits.dtype)
         loss = lambda logits: jnp.mean(f(squash((logits + noise) / tau)))
         value, grads = sg.GumbelSoftmax(2, tau).value_and_grad(f, dist, key=key)
         np.testing.assert_allclose(value, loss(dist.logits), rtol=1e-12)
