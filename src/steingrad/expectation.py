@@ -67,8 +67,9 @@ def expectation(problem: Problem) -> Any:
     - with respect to `cv`, the control variates: the input of `cv_optimizer(estimator)`. This is a
       convention, because $E[f]$ does not depend on `cv`. If `cv` is learned by descent, it is the
       gradient of the mean of the squares of all numbers in $g'$, where $g'$ is $g$ times the
-      incoming cotangent (0 if $g$ is below 1e-15 or above 1e15). So descent lowers the variance, whatever sign and scale the expectation
-      has in the loss. If `cv` consists of sums or averages (`Bronco`, `Lariat`), it is minus their
+      incoming cotangent, and 0 if $g$ is below 1e-15 or above 1e15. So descent lowers the variance,
+      whatever sign and scale the expectation has in the loss. If `cv` consists of sums or averages
+      (`Bronco`, `Lariat`), it is minus their
       change, whatever the loss;
     - with respect to `args` and what `f` closes over: the ordinary gradient of the mean of $f$.
 
