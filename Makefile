@@ -9,29 +9,47 @@ STAMP := $(VENV)/.installed
 # PyTorch has an environment of its own, because it installs gigabytes of GPU libraries.
 TORCH_VENV := .venv-torch
 TORCH_STAMP := $(TORCH_VENV)/.installed
-# Versions to install: `make test CONSTRAINTS=` takes the newest, `CONSTRAINTS=lowest.txt` the lowest ones.
+# The exact versions to install. Without a file, pip installs the newest versions.
 CONSTRAINTS := constraints.txt
 CONSTRAIN = $(addprefix -c ,$(CONSTRAINTS))
+EXTRAS := experiments,dev
+# Tests to run, such as `make test TESTS=tests/test_expectation.py`. Without a name, all fast tests run.
+TESTS :=
+PYTEST_FLAGS :=
 
-.PHONY: install run test test-all test-torch lint format bench docs docs-serve clean
+.PHONY: install run test test-all test-lowest test-newest test-torch lint format bench docs docs-serve clean
 
 install: $(STAMP)
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later was found. Install one, or use make PYTHON=/path/to/python."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check $(CONSTRAIN) -e '.[experiments,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check $(CONSTRAIN) -e '.[$(EXTRAS)]'
 	touch $@
 
 run: $(STAMP)
 	$(BIN)/python examples/digits.py
 
 test: $(STAMP)
-	$(BIN)/pytest -n 2 --dist loadfile -m 'not slow'
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not slow' $(PYTEST_FLAGS) $(TESTS)
 
 # Runs all tests, compiled with the same flags as for users.
 test-all: $(STAMP)
 	XLA_FLAGS= $(BIN)/pytest -n 2 --dist loadfile
+
+# The lowest versions that pyproject.toml allows. Old packages use what others have deprecated since.
+test-lowest: lowest.txt
+	$(MAKE) test VENV=.venv-lowest CONSTRAINTS=lowest.txt EXTRAS=experiments,tensorboard,test \
+		PYTEST_FLAGS='-W ignore::DeprecationWarning'
+
+# The newest versions that exist, in a new environment each time.
+test-newest:
+	rm -rf .venv-newest
+	$(MAKE) test VENV=.venv-newest CONSTRAINTS= EXTRAS=experiments,tensorboard,test
+
+# Each `name>=version` of pyproject.toml as `name==version`.
+lowest.txt: pyproject.toml
+	grep -oE '"[A-Za-z0-9-]+>=[0-9.]+' $< | sed -e 's/"//' -e 's/>=/==/' > $@
 
 $(TORCH_STAMP): pyproject.toml $(CONSTRAINTS)
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later was found. Install one, or use make PYTHON=/path/to/python."; exit 1; }
@@ -61,10 +79,5 @@ docs: $(STAMP)
 docs-serve: $(STAMP)
 	$(BIN)/mkdocs serve
 
-# The lower bounds of pyproject.toml as exact versions; needs uv.
-lowest.txt: pyproject.toml
-	uv pip compile --quiet --python "$(PYTHON)" --resolution lowest-direct --extra experiments --extra dev \
-		--no-annotate --output-file $@ $<
-
 clean:
-	rm -rf $(VENV) $(TORCH_VENV) lowest.txt site .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(TORCH_VENV) .venv-lowest .venv-newest lowest.txt site .pytest_cache .ruff_cache

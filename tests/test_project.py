@@ -2,12 +2,14 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 yaml = pytest.importorskip("yaml", reason="PyYAML comes with mkdocs, in the extra dev")
 
@@ -57,7 +59,7 @@ def test_actions_have_a_major_version(path):
     ("name", "targets"),
     [
         ("tests", {"lint", "test", "test-torch"}),
-        ("dependencies", {"test"}),
+        ("dependencies", {"test-lowest", "test-newest"}),
         ("docs", {"docs"}),
     ],
 )
@@ -74,6 +76,37 @@ def test_python_versions():
     lowest, newest = (jobs("dependencies")[job]["steps"][1]["with"] for job in ("lowest", "newest"))
     assert lowest == {"python-version": named[0]}
     assert newest == {"python-version": named[-1]}
+
+
+EXTRAS = PROJECT["optional-dependencies"]
+NEEDED = [Requirement(line) for line in (*PROJECT["dependencies"], *sum(EXTRAS.values(), []))]
+NEEDED = [needed for needed in NEEDED if needed.name != PROJECT["name"]]
+
+
+def test_lowest_versions_are_the_bounds(tmp_path):
+    """`make test-lowest` installs exactly the lower bounds of `pyproject.toml`."""
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    subprocess.run(["make", "--silent", "lowest.txt"], cwd=tmp_path, check=True)
+    lowest = [Requirement(line) for line in (tmp_path / "lowest.txt").read_text().splitlines()]
+    lowest = {pinned.name: str(pinned.specifier) for pinned in lowest}
+    for needed in NEEDED:
+        (bound,) = (part for part in needed.specifier if part.operator == ">=")
+        assert needed.specifier.contains(bound.version), needed
+        if not needed.extras:  # pip allows no extras in constraints
+            assert lowest.pop(needed.name) == f"=={bound.version}"
+    assert lowest == {}
+
+
+@pytest.mark.parametrize("needed", NEEDED, ids=lambda needed: needed.name)
+def test_tested_versions_are_allowed(needed):
+    assert needed.specifier.contains(CONSTRAINTS[needed.name])
+
+
+def test_jax_has_one_version():
+    """jax and jaxlib have the same bounds, because a release of one needs that of the other."""
+    jax, jaxlib = (next(n for n in NEEDED if n.name == name) for name in ("jax", "jaxlib"))
+    assert jax.specifier == jaxlib.specifier
 
 
 @pytest.mark.parametrize(
