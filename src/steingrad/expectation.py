@@ -69,8 +69,7 @@ def expectation(problem: Problem) -> Any:
       gradient of the mean of the squares of all numbers in $g'$, where $g'$ is $g$ times the
       incoming cotangent, and 0 if $g$ is below 1e-15 or above 1e15. So descent lowers the variance,
       whatever sign and scale the expectation has in the loss. If `cv` consists of sums or averages
-      (`Bronco`, `Lariat`), it is minus their
-      change, whatever the loss;
+      (`Bronco`, `Lariat`), it is minus their change, whatever the loss;
     - with respect to `args` and what `f` closes over: the ordinary gradient of the mean of $f$.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg

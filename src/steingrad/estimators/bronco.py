@@ -201,6 +201,7 @@ class Bronco(Estimator):
         conditional = flips.conditional()
         size = conditional * (1 - conditional)
         if self.use_gradient:
+            assert at.dfx is not None
             # A slope that is not finite tells nothing. Any guess leaves the estimate unbiased.
             slope = Slope(jnp.where(jnp.isfinite(at.dfx), at.dfx, 0), None)
         else:

@@ -202,6 +202,7 @@ class Lariat(Estimator):
             of_sound = expand(at.only_sound(jnp.ones_like(influence)), at.x.ndim - 1)
             slope, scale = dist.slope(jax.tree.map(own, grad))
             if self.gradients:
+                assert at.dfx is not None
                 slope, scale = expand(influence, at.x.ndim - 1) * at.dfx, jnp.ones_like(at.x)
             batch = lambda v: jnp.mean(v, axis=tuple(range(v.ndim - dist.event_ndim)))
             memory = batch(slope), batch(scale * of_sound)
