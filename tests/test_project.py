@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_python_versions():
 
 
 EXTRAS = PROJECT["optional-dependencies"]
-NEEDED = [Requirement(line) for line in (*PROJECT["dependencies"], *sum(EXTRAS.values(), []))]
+NEEDED = [Requirement(line) for line in chain(PROJECT["dependencies"], *EXTRAS.values())]
 NEEDED = [needed for needed in NEEDED if needed.name != PROJECT["name"]]
 
 

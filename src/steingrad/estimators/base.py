@@ -407,8 +407,10 @@ def learn(estimator: Estimator, cv: Any, dist: Distribution, at: Evaluated) -> t
     is not finite. The estimate itself is NaN for an element of the batch whose f is not finite."""
     grad, cv_grad = estimator.adapt(cv, dist, at)
     # What was finite may have overflowed. Then nothing is learned from this step.
-    finite = jnp.isfinite(largest(cv_grad))
-    return stamp(grad, dist, at), jax.tree.map(lambda g: jnp.where(finite, g, 0), cv_grad)
+    useful = jnp.isfinite(largest(cv_grad))
+    if at.sound is not None:
+        useful = useful & jnp.any(at.sound)
+    return stamp(grad, dist, at), jax.tree.map(lambda g: jnp.where(useful, g, 0), cv_grad)
 
 
 def stamp(grad: Any, dist: Distribution, at: Evaluated) -> Any:

@@ -250,6 +250,8 @@ class Bronco(Estimator):
         known = partial(at_slots, slots=slots)
         change, mean_change, further = changes(at, guess, drawn)
         sound = jnp.isfinite(change) if at.sound is None else jnp.isfinite(change) & at.sound
+        if self.use_gradient:
+            sound = sound & jnp.isfinite(known(guess.flips.first_order(Slope(at.dfx, None))))
         change, mean_change = (jnp.where(sound, c, 0) for c in (change, mean_change))
         seen, share = jnp.mean(jnp.abs(change)), jnp.mean(sound.astype(change.dtype))
         scale = jnp.where(guess.scale > 0, guess.scale, jnp.where(seen > 0, seen, 1))
