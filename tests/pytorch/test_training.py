@@ -51,7 +51,7 @@ def in_jax(estimator, model, images):
         elbo, grads = elbo_and_grad(model, y, (estimator,), cv, key=keys[2])
         ascent = eqx.tree_at(
             lambda m: (m.encoders, m.decoders, m.likelihood),
-            params, (grads.encoders, *grads.generative),
+            params, (grads.encoders, *grads.generative[:2]),  # there is no learned prior
         )  # fmt: skip
         updates, state = optimizer.update(jax.tree.map(jnp.negative, ascent), state, params)
         cv_updates, cv_state = cv_optimizer.update(grads.cv, cv_state, cv)
