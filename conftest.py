@@ -13,13 +13,16 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides messages of XLA abou
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Less optimisation and the older code generator halve the compilation time. Set XLA_FLAGS yourself
 # to test what users get; `make test-all` sets it to nothing.
-# Later versions have only the newer code generator, and end the process at an unknown flag.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     " --xla_cpu_parallel_codegen_split_count=1"
-    + " --xla_cpu_use_fusion_emitters=false"
-    * (tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 11)),
+    + (
+        " --xla_cpu_use_fusion_emitters=false"
+        # Later versions end the process at this flag: they have only the newer code generator.
+        if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 11)
+        else ""
+    ),
 )
 
 import jax

@@ -165,7 +165,10 @@ def check_score(case):
     x, exact = law.state(index), law.score(index)
     assert_close(law.dist.score(x), exact, np.abs(exact))
     weights, given = single(case.scale * rng.normal(size=(3, *law.batch)))
-    assert_close(law.dist.weighted_score(given, x), *weigh(weights, exact))
+    # Scores below 10⁻³⁷ are rounded to 0, whatever they are multiplied by.
+    total, size = weigh(weights, exact)
+    size = size + np.abs(weights).max() * 1e-37 / BOUND
+    assert_close(law.dist.weighted_score(given, x), total, size)
 
 
 def check_mean(case):
@@ -374,7 +377,7 @@ def test_few_examples(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
 def test_many_examples(name):
-    run(name, 60)
+    run(name, 30)
 
 
 def test_the_bound_can_fail():

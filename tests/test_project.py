@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -80,8 +79,12 @@ def test_python_versions():
 
 
 EXTRAS = PROJECT["optional-dependencies"]
-NEEDED = [Requirement(line) for line in chain(PROJECT["dependencies"], *EXTRAS.values())]
-NEEDED = [needed for needed in NEEDED if needed.name != PROJECT["name"]]
+NEEDED = [
+    needed
+    for lines in (PROJECT["dependencies"], *EXTRAS.values())
+    for needed in map(Requirement, lines)
+    if needed.name != PROJECT["name"]
+]
 
 
 def test_lowest_versions_are_the_bounds(tmp_path):
