@@ -289,14 +289,14 @@ def test_an_event_that_the_draws_may_have_missed():
     once, and a few times."""
     dist = sg.Bernoulli(jnp.zeros(10))
     reasons = []
-    for seed in range(4):
+    for seed in range(8):
         result = compare(rare, dist, [sg.RLOO(2)], key=jax.random.key(seed), draws=500)
         row = result.rows[0]
         assert row.verdict == "more draws"
         assert not row.biased
         assert result.best is result.least_error is None
         reasons.append(row.undecided)
-    assert reasons[0] == "all estimates are 0, so nothing of the gradient has been seen"
+    assert "all estimates are 0, so nothing of the gradient has been seen" in reasons
     assert any("too few rare events" in reason for reason in reasons)
     # A constant makes the estimates of Reinforce vary, although they miss the event.
     f = lambda x: 5 + 1e6 * jnp.prod(x[..., :16], axis=-1)
