@@ -16,8 +16,11 @@ from ..distributions.neighbours import Neighbours, Slope
 from ..fast import TINY, mean, mean_of_samples, running_sum, sum_of_events
 from ..objective import Evaluated
 from .base import Estimator
+from .blend import DECAY, blend
 from .checks import check_key
 from .flip_regression import ERROR, coefficients, relative_errors, sums_by_coordinate
+from .least_squares import Products, unless_outgrown
+from .value_tables import ValueTables
 
 # In training f and the typical size of its changes drift faster than the effects of flips in units
 # of that size. So their means are over the last 20 steps, or over as many steps as have 500 samples
@@ -126,6 +129,10 @@ class Bronco(Estimator):
         effect: Float[Array, "d m 2"] | None
         """For each value of each coordinate, the changes of f when the coordinate takes this value,
         and their number; `None` if `use_gradient`."""
+        tables: ValueTables | None
+        """Numbers for each value and pair of values; `None` if coordinates have two values."""
+        products: Products
+        """Averages of the products of the terms that are blended."""
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
     flips: int = eqx.field(static=True, converter=as_index, default=1)
@@ -167,7 +174,8 @@ class Bronco(Estimator):
         effect = None if self.use_gradient else jnp.zeros((d, m, 2))
         moments = jnp.zeros((d, 3, 3)), jnp.zeros((d, 3)), jnp.zeros(d), jnp.zeros(d)
         zero = lambda: jnp.zeros(())  # arrays of their own, so that they can be donated
-        return self.CV(*moments, zero(), zero(), zero(), zero(), zero(), effect)
+        numbers = zero(), zero(), zero(), zero(), zero()
+        return self.CV(*moments, *numbers, effect, ValueTables.zero(d, m), Products.zero(2))
 
     def cv_optimizer(self, learning_rate):
         return optax.sgd(1.0)
@@ -187,11 +195,25 @@ class Bronco(Estimator):
         return guess.flips.moved(*drawn), (guess, drawn)
 
     def gradient(self, cv, dist, at):
-        return corrected(at, *at.memo)
+        return self.blended(cv, dist, at)[0]
 
     def adapt(self, cv, dist, at):
+        grad, products = self.blended(cv, dist, at)
         following = self.learn(cv, dist, at, *at.memo)
-        return corrected(at, *at.memo), jax.tree.map(jnp.subtract, cv, following)
+        following = eqx.tree_at(lambda cv: cv.products, following, products)
+        return grad, jax.tree.map(jnp.subtract, cv, following)
+
+    def blended(self, cv: Any, dist: Distribution, at: Evaluated) -> tuple[Any, Products]:
+        """The estimate, blended with the score-function estimate, and the averages for the next
+        step. Its coefficients and its baseline depend on past steps alone."""
+        known = cv.steps > 0
+        baseline = cv.value / (cv.steps + TINY)
+        grad = corrected(at, *at.memo)
+        grad, products, spread = blend(grad, cv.products, baseline, dist, at)
+        # In the first step there is no baseline, so nothing can be learned.
+        weight, products = (jnp.where(known, p, 0) for p in (at.sound_share, products))
+        following = cv.products.step(products, weight, spread, DECAY)
+        return grad, unless_outgrown(following, cv.products, at)
 
     def guess(self, cv: Any, dist: Distribution, at: Evaluated) -> Guess:
         """Predict the changes of f at the neighbours from the samples and from past flips. The
@@ -226,6 +248,9 @@ class Bronco(Estimator):
         a, b, c = (flips.spread(column) for column in of_coordinates.T)
         change = a * linear + scale * (b * features[1] + c * features[2])
         importance = size * flips.spread(relative_errors(cv.error, cv.size, cv.flips))
+        if cv.tables is not None:
+            change = change + scale * cv.tables.change(flips, one_flip(cv))
+            importance = importance * cv.tables.importance(flips, one_flip(cv))
         probability = mixed(importance, self.uniform)
         weight = jnp.broadcast_to(a, change.shape)
         return Guess(flips, conditional, features, scale, change, slope, weight, size, probability)
@@ -279,9 +304,14 @@ class Bronco(Estimator):
                 "size": weight,
             },
         )
+        here, there = known(guess.flips.here), known(guess.flips.there)
+        tables = None
+        if cv.tables is not None:
+            bound = jnp.sqrt(error)
+            missed = jnp.clip(jnp.where(sound, missed, 0), -bound, bound)
+            tables = cv.tables.learn(coordinates, here, there, missed, error, weight, one_flip(cv))
         effect = None
         if cv.effect is not None:
-            here, there = known(guess.flips.here), known(guess.flips.there)
             ones, change = jnp.ones_like(change), change * scale
             moves = weight[..., None] * jnp.stack([change, ones, -change, ones], axis=-1)
             effect = jnp.zeros((d, m, 2), change.dtype).at[coordinates, there].add(moves[..., :2])
@@ -300,12 +330,23 @@ class Bronco(Estimator):
             deviation=jnp.where(cv.steps > 0, at_most(deviation, cv.deviation), 0),
             steps=of_values,
             effect=effect,
+            tables=None,
+            products=None,
         )
-        slow = jax.tree.map(lambda leaf: 1 / (1 + slots.size / (self.memory * d)), cv)
+        slow = jax.tree.map(lambda leaf: 1 / (1 + slots.size / (self.memory * d)), new)
         fast = 1 - min(1 / FAST_STEPS, at.fx.size / FAST_SAMPLES)
         of_value = lambda cv: (cv.change, cv.value, cv.deviation, cv.steps)
         decay = eqx.tree_at(of_value, slow, (fast,) * 4)
-        return jax.tree.map(lambda old, new, by: by * old + new, cv, new, decay)
+        others = lambda cv: (cv.tables, cv.products)
+        nothing = lambda leaf: leaf is None
+        sums = eqx.tree_at(others, cv, (None, None), is_leaf=nothing)
+        following = jax.tree.map(lambda old, new, by: by * old + new, sums, new, decay)
+        return eqx.tree_at(others, following, (tables, cv.products), is_leaf=nothing)
+
+
+def one_flip(cv: Any) -> Float[Array, ""]:
+    """The mean weight of a past flip."""
+    return jnp.sum(cv.size) / (cv.flips + TINY)
 
 
 def at_most(new: Float[Array, ""], past: Float[Array, ""]) -> Float[Array, ""]:
