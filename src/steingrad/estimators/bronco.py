@@ -20,7 +20,7 @@ from .blend import DECAY, blend
 from .checks import check_key
 from .flip_regression import ERROR, coefficients, relative_errors, sums_by_coordinate
 from .least_squares import Products, unless_outgrown
-from .value_tables import ValueTables
+from .value_tables import ValueTables, kept
 
 # In training f and the typical size of its changes drift faster than the effects of flips in units
 # of that size. So their means are over the last 20 steps, or over as many steps as have 500 samples
@@ -33,6 +33,16 @@ JUMP = 30.0
 # less, its squared error counts as at most FAR times the mean, and the scale grows by at most
 # GROWTH in a step.
 UNUSUAL, FAR, GROWTH = 1e4, 1e4, 4.0
+
+
+def default_flips(neighbours: int) -> int:
+    """The number of flips for a state with this many neighbours: 1 for up to 16, 2 for up to 64, 4
+    for up to 256, and 8 for more. `docs/bronco.md` has the measurements behind these numbers.
+
+    >>> [default_flips(neighbours) for neighbours in (12, 50, 200, 1000)]
+    [1, 2, 4, 8]
+    """
+    return next((2**n for n, most in enumerate((16, 64, 256)) if neighbours <= most), 8)
 
 
 class Guess(NamedTuple):
@@ -56,6 +66,8 @@ class Guess(NamedTuple):
     """How much a neighbour's change counts in the gradient."""
     probability: Float[Array, "... d n"]
     """The probability π with which a neighbour is drawn."""
+    residual: Float[Array, "... d n"] | None
+    """The part of the guess that comes from the tables of values, in units of the scale."""
 
 
 class Drawn(NamedTuple):
@@ -135,8 +147,9 @@ class Bronco(Estimator):
         """Averages of the products of the terms that are blended."""
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
-    flips: int = eqx.field(static=True, converter=as_index, default=1)
-    """The number of flips of each sample. f is evaluated once at each flip."""
+    flips: int | None = eqx.field(static=True, converter=as_index, default=None)
+    """The number of flips of each sample. f is evaluated once at each flip. `None`: a number that
+    grows with the number of neighbours, see `default_flips`."""
     memory: float = eqx.field(static=True, default=100.0)
     """About how many past flips of each coordinate are remembered."""
     uniform: float = eqx.field(static=True, default=0.1)
@@ -148,7 +161,8 @@ class Bronco(Estimator):
     looks_further: ClassVar = True
 
     def __check_init__(self):
-        check_whole("Bronco", "number of flips", self.flips, 1)
+        if self.flips is not None:
+            check_whole("Bronco", "number of flips", self.flips, 1)
         if not 0 < self.uniform <= 1:
             raise ValueError(
                 "Bronco needs uniform above 0, so that every flip can be drawn, and at most 1, but "
@@ -162,7 +176,7 @@ class Bronco(Estimator):
         return self.use_gradient
 
     def num_evaluations(self, dist):
-        return self.num_samples * (1 + self.flips)
+        return self.num_samples * (1 + self._num_flips(dist.num_neighbours))
 
     def init(self, key, dist=None):
         if dist is None:
@@ -215,6 +229,9 @@ class Bronco(Estimator):
         following = cv.products.step(products, weight, spread, DECAY)
         return grad, unless_outgrown(following, cv.products, at)
 
+    def _num_flips(self, neighbours: int) -> int:
+        return default_flips(neighbours) if self.flips is None else self.flips
+
     def guess(self, cv: Any, dist: Distribution, at: Evaluated) -> Guess:
         """Predict the changes of f at the neighbours from the samples and from past flips. The
         result never depends on the flips of this step."""
@@ -248,12 +265,15 @@ class Bronco(Estimator):
         a, b, c = (flips.spread(column) for column in of_coordinates.T)
         change = a * linear + scale * (b * features[1] + c * features[2])
         importance = size * flips.spread(relative_errors(cv.error, cv.size, cv.flips))
+        residual = None
         if cv.tables is not None:
-            change = change + scale * cv.tables.change(flips, one_flip(cv))
+            residual = cv.tables.change(flips, one_flip(cv))
+            change = change + scale * residual
             importance = importance * cv.tables.importance(flips, one_flip(cv))
         probability = mixed(importance, self.uniform)
         weight = jnp.broadcast_to(a, change.shape)
-        return Guess(flips, conditional, features, scale, change, slope, weight, size, probability)
+        rest = size, probability, residual
+        return Guess(flips, conditional, features, scale, change, slope, weight, *rest)
 
     def choose(self, at: Evaluated, guess: Guess) -> Drawn:
         """Draw the neighbours at which to evaluate f, as flat numbers of slots. The uniform numbers
@@ -263,7 +283,8 @@ class Bronco(Estimator):
         probability = guess.probability
         lead = probability.shape[:-2]
         uniforms = jax.random.uniform(at.key, (2, 1, *lead), probability.dtype)
-        spaced = jnp.arange(self.flips, dtype=probability.dtype) / self.flips
+        count = self._num_flips(math.prod(probability.shape[-2:]))
+        spaced = jnp.arange(count, dtype=probability.dtype) / count
         uniforms = (uniforms + spaced.reshape(-1, *[1] * len(lead))) % 1
         slots = pick(probability.reshape(*lead, -1), *uniforms)
         return Drawn(slots, guess.flips.draw_partners(slots, jax.random.fold_in(at.key, 1)))
@@ -291,6 +312,8 @@ class Bronco(Estimator):
         usual = jnp.sum(cv.error) / (jnp.sum(cv.size) + TINY)
         error = jnp.where(sound, missed**2, 0)
         error = jnp.where(usual > 0, jnp.minimum(error, FAR * usual), error)
+        # The coefficients are fitted to what the tables leave, and the tables to what these leave.
+        regressed = change if guess.residual is None else change - known(guess.residual)
         features = jnp.stack([slope, *others], axis=-1)
         weighted = weight[..., None] * features
         coordinates = guess.flips.coordinate_of(slots)
@@ -299,7 +322,7 @@ class Bronco(Estimator):
             coordinates,
             {
                 "gram": weighted[..., :, None] * features[..., None, :],
-                "cross": weighted * change[..., None],
+                "cross": weighted * regressed[..., None],
                 "error": weight * error,
                 "size": weight,
             },
@@ -318,30 +341,26 @@ class Bronco(Estimator):
             effect = effect.at[coordinates, here].add(moves[..., 2:])
         # The usual distance of f from its mean bounds how far one step can move the mean.
         middle, usual = cv.value / (cv.steps + TINY), cv.deviation / (cv.steps + TINY)
-        of_values = at.sound_share
+        of_sound = at.sound_share
         off = mean(at.only_sound(at.fx - middle))
         off = jnp.where(usual > 0, jnp.clip(off, -FAR * usual, FAR * usual), off)
         deviation = mean(at.only_sound(jnp.abs(at.fx - middle)))
-        new = self.CV(
-            **sums,
-            flips=share * slots.size,
-            change=at_most(seen, cv.change),
-            value=of_values * middle + off,
-            deviation=jnp.where(cv.steps > 0, at_most(deviation, cv.deviation), 0),
-            steps=of_values,
-            effect=effect,
-            tables=None,
-            products=None,
-        )
-        slow = jax.tree.map(lambda leaf: 1 / (1 + slots.size / (self.memory * d)), new)
+        slow = kept(slots.size, self.memory * d)
         fast = 1 - min(1 / FAST_STEPS, at.fx.size / FAST_SAMPLES)
-        of_value = lambda cv: (cv.change, cv.value, cv.deviation, cv.steps)
-        decay = eqx.tree_at(of_value, slow, (fast,) * 4)
-        others = lambda cv: (cv.tables, cv.products)
-        nothing = lambda leaf: leaf is None
-        sums = eqx.tree_at(others, cv, (None, None), is_leaf=nothing)
-        following = jax.tree.map(lambda old, new, by: by * old + new, sums, new, decay)
-        return eqx.tree_at(others, following, (tables, cv.products), is_leaf=nothing)
+        of_flips = {**sums, "flips": share * slots.size}
+        of_values = {
+            "change": at_most(seen, cv.change),
+            "value": of_sound * middle + off,
+            "deviation": jnp.where(cv.steps > 0, at_most(deviation, cv.deviation), 0),
+            "steps": of_sound,
+        }
+        return self.CV(
+            **{name: slow * getattr(cv, name) + new for name, new in of_flips.items()},
+            **{name: fast * getattr(cv, name) + new for name, new in of_values.items()},
+            effect=None if effect is None else slow * cv.effect + effect,
+            tables=tables,
+            products=cv.products,
+        )
 
 
 def one_flip(cv: Any) -> Float[Array, ""]:

@@ -182,8 +182,8 @@ class Products(eqx.Module):
         growth = jnp.where(now > 0, growth, 1)
         # Nor does a step count that is far from the past in one of the terms alone.
         past, new = jnp.diagonal(self.matrix), jnp.diagonal(products) * self.weight
-        usual = LIMIT**2 * jnp.where(past > 0, past, jnp.inf)
-        products = products / jnp.maximum(jnp.max(new / usual), 1)
+        excess = jnp.where(past > 0, new / (LIMIT**2 * jnp.where(past > 0, past, 1)), 0)
+        products = products / jnp.maximum(jnp.max(excess), 1)
         log_unit = jnp.clip(jnp.log2(unit) + jnp.log2(growth), -LARGEST, LARGEST)
         # As long as f did not vary, the unit was not known, and the averages are of no use.
         old = jnp.where(self.matrix[0, 0] > 0, self.matrix, 0)

@@ -102,9 +102,9 @@ class ValueTables(eqx.Module):
 
 
 def pair_number(u: Int[Array, "..."], v: Int[Array, "..."]) -> Int[Array, "..."]:
-    """The number of the unordered pair {u, v}; any number of a pair if u = v."""
+    """The number of the unordered pair {u, v}; 0 if u = v."""
     low, high = jnp.minimum(u, v), jnp.maximum(u, v)
-    return jnp.maximum(high * (high - 1) // 2 + low - (high == low), 0)
+    return jnp.where(low < high, high * (high - 1) // 2 + low, 0)
 
 
 def shrunken(sums: Float[Array, "d n 2"], one_flip: Float[Array, ""]) -> Float[Array, "d n"]:
