@@ -1,10 +1,12 @@
 """A blend of an estimate with the score-function estimate, by least squares."""
 
+import functools
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ..arrays import expand
 from ..distributions.base import Distribution
@@ -24,9 +26,8 @@ def blend(
     baseline: Float[Array, ""],
     dist: Distribution,
     at: Evaluated,
-) -> tuple[Any, Float[Array, "3 3"], Float[Array, "..."]]:
-    r"""Returns $g + c_1 (g_{SF} - g) + c_2 \bar s$; the products of the three vectors $g$, $g_{SF}
-    - g$ and $\bar s$, for `Products.step`; and the spread of f.
+) -> tuple[Any, Products]:
+    r"""Returns $g + c_1 (g_{SF} - g) + c_2 \bar s$, and the products with this step's terms added.
 
     $g_{SF} = \frac1K \sum_k (f(x_k) - b) s(x_k)$ and $\bar s = \frac1K \sum_k s(x_k)$. The mean of
     both added terms is 0 if $g$ is unbiased and $b$, $c_1$ and $c_2$ come from past steps.
@@ -39,8 +40,19 @@ def blend(
     scores = jax.tree.map(lambda s: unit * mean_of_samples(s), score)
     terms = grad, by_score, scores
     blended = jax.tree.map(lambda g, a, s: g + c1 * a + c2 * s, *terms)
-    factors = products.factors(spread, at)
-    return blended, inner_products(terms, factors, len(dist.batch_shape)), spread
+    # f may be finite at the samples and not at further points, on which g depends.
+    finite = functools.reduce(
+        jnp.logical_and, map(partial(all_finite, dist), jax.tree.leaves(grad))
+    )
+    factors = jnp.where(finite, products.factors(spread, at), 0)
+    share = mean(at.only_sound(finite.astype(spread.dtype)))
+    found = inner_products(terms, factors, len(dist.batch_shape))
+    return blended, products.step(found, share, spread, DECAY)
+
+
+def all_finite(dist: Distribution, leaf: Float[Array, "..."]) -> Bool[Array, "..."]:
+    """Which elements of the batch have finite numbers only."""
+    return jnp.all(jnp.isfinite(leaf), axis=tuple(range(len(dist.batch_shape), leaf.ndim)))
 
 
 def coefficients(products: Products) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -59,10 +71,11 @@ def inner_products(
     terms: tuple[Any, ...], factors: Float[Array, "..."], batch_ndim: int
 ) -> Float[Array, "terms terms"]:
     """The inner products of vectors shaped like the parameters, averaged over the batch, where each
-    vector is multiplied by its element's factor."""
-    leaves = [
-        [expand(factors, leaf.ndim) * leaf for leaf in jax.tree.leaves(term)] for term in terms
-    ]
+    vector is multiplied by its element's factor. An element with the factor 0 may be NaN."""
+    weigh = lambda leaf: jnp.where(
+        expand(factors, leaf.ndim) > 0, expand(factors, leaf.ndim) * leaf, 0
+    )
+    leaves = [list(map(weigh, jax.tree.leaves(term))) for term in terms]
 
     def product(m: int, n: int) -> Float[Array, ""]:
         pairs = zip(leaves[m], leaves[n], strict=True)

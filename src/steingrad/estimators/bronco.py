@@ -16,7 +16,7 @@ from ..distributions.neighbours import Neighbours, Slope
 from ..fast import TINY, mean, mean_of_samples, running_sum, sum_of_events
 from ..objective import Evaluated
 from .base import Estimator
-from .blend import DECAY, blend
+from .blend import blend
 from .checks import check_key
 from .flip_regression import ERROR, coefficients, relative_errors, sums_by_coordinate
 from .least_squares import Products, unless_outgrown
@@ -30,19 +30,19 @@ FAST_STEPS, FAST_SAMPLES = 20, 500
 # has jumped, and the slopes give the scale.
 JUMP = 30.0
 # What an accident of f can do: a flip whose change is UNUSUAL times the scale or more counts
-# less, its squared error counts as at most FAR times the mean, and the scale grows by at most
-# GROWTH in a step.
-UNUSUAL, FAR, GROWTH = 1e4, 1e4, 4.0
+# less, its squared error counts as at most FAR times the mean, the scale grows by at most GROWTH
+# in a step, and the mean of f in a step counts as at most DISTANT times its usual distance away.
+UNUSUAL, FAR, GROWTH, DISTANT = 1e4, 1e4, 4.0, 10.0
 
 
 def default_flips(neighbours: int) -> int:
-    """The number of flips for a state with this many neighbours: 1 for up to 16, 2 for up to 64, 4
-    for up to 256, and 8 for more. `docs/bronco.md` has the measurements behind these numbers.
+    """The number of flips for a state with this many neighbours: 1 for up to 16, 2 for up to 64,
+    and 4 for more. `docs/bronco.md` has the measurements behind these numbers.
 
-    >>> [default_flips(neighbours) for neighbours in (12, 50, 200, 1000)]
-    [1, 2, 4, 8]
+    >>> [default_flips(neighbours) for neighbours in (12, 50, 200)]
+    [1, 2, 4]
     """
-    return next((2**n for n, most in enumerate((16, 64, 256)) if neighbours <= most), 8)
+    return 1 if neighbours <= 16 else 2 if neighbours <= 64 else 4
 
 
 class Guess(NamedTuple):
@@ -220,13 +220,10 @@ class Bronco(Estimator):
     def blended(self, cv: Any, dist: Distribution, at: Evaluated) -> tuple[Any, Products]:
         """The estimate, blended with the score-function estimate, and the averages for the next
         step. Its coefficients and its baseline depend on past steps alone."""
-        known = cv.steps > 0
         baseline = cv.value / (cv.steps + TINY)
-        grad = corrected(at, *at.memo)
-        grad, products, spread = blend(grad, cv.products, baseline, dist, at)
+        grad, following = blend(corrected(at, *at.memo), cv.products, baseline, dist, at)
         # In the first step there is no baseline, so nothing can be learned.
-        weight, products = (jnp.where(known, p, 0) for p in (at.sound_share, products))
-        following = cv.products.step(products, weight, spread, DECAY)
+        following = jax.tree.map(partial(jnp.where, cv.steps > 0), following, cv.products)
         return grad, unless_outgrown(following, cv.products, at)
 
     def _num_flips(self, neighbours: int) -> int:
@@ -343,7 +340,7 @@ class Bronco(Estimator):
         middle, usual = cv.value / (cv.steps + TINY), cv.deviation / (cv.steps + TINY)
         of_sound = at.sound_share
         off = mean(at.only_sound(at.fx - middle))
-        off = jnp.where(usual > 0, jnp.clip(off, -FAR * usual, FAR * usual), off)
+        off = jnp.where(usual > 0, jnp.clip(off, -DISTANT * usual, DISTANT * usual), off)
         deviation = mean(at.only_sound(jnp.abs(at.fx - middle)))
         slow = kept(slots.size, self.memory * d)
         fast = 1 - min(1 / FAST_STEPS, at.fx.size / FAST_SAMPLES)
