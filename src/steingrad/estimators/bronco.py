@@ -90,13 +90,18 @@ class Bronco(Estimator):
     local expectation gradient, whatever $r$ and $\pi$ are, and $g$ is unbiased. With `flips` $= m$
     the correction is the mean over $m$ flips. $f$ is evaluated $K (1 + m)$ times.
 
-    The guess is $r_{iv} = a_i \nabla f^\top (y - x) + |y - x|^2 (b_i + c_i \tilde f)$: slope,
-    curvature, and a curvature that depends on the value of $f$. The three coefficients of a
-    coordinate solve a least-squares problem over past flips, of which about `memory` for each
-    coordinate are remembered. The first guess is straight-through, $a = 1$, $b = c = 0$. $\pi$
-    grows with $q(v) (1 - q(v))$ and with the errors of the coordinate's past guesses; a share
-    `uniform` of the uniform distribution is mixed in. With `use_gradient=False` the mean effect of
-    each value in past flips takes the place of $\nabla f$.
+    The guess is $r_{iv} = a_i \nabla f^\top (y - x) + |y - x|^2 (b_i + c_i \tilde f) + \beta_{iu} +
+    \beta_{iv} + \gamma_{i\{u,v\}}$, where $u$ is the present value: slope, curvature, a curvature
+    that depends on the value of $f$, and the curvature between single values (`ValueTables`; none
+    for bits). The coefficients $a, b, c$ of a coordinate solve a least-squares problem over past
+    flips, of which about `memory` for each coordinate are remembered. The first guess is
+    straight-through, $a = 1$, and 0 for all others. $\pi$ grows with $q(v) (1 - q(v))$ and with the
+    errors of past guesses; a share `uniform` of the uniform distribution is mixed in. With
+    `use_gradient=False` the mean effect of each value in past flips takes the place of $\nabla f$.
+
+    Where no guess is any good, the score-function estimate is better. So the result is the blend $g
+    + c_1 (g_{SF} - g) + c_2 \bar s$ of both, whose coefficients solve a least-squares problem over
+    past steps (`blend`).
 
     It needs coordinates that can change one at a time: independent ones, or those of a `Subset`,
     where a bit changes together with a random partner.
