@@ -88,7 +88,8 @@ class Bronco(Estimator):
     coordinate) is drawn with probability $\pi$, and $f$ is evaluated there, without a backward
     pass. The error of the guess, divided by $\pi$, is added. So the mean of $g$ over flips is the
     local expectation gradient, whatever $r$ and $\pi$ are, and $g$ is unbiased. With `flips` $= m$
-    the correction is the mean over $m$ flips. $f$ is evaluated $K (1 + m)$ times.
+    the correction is the mean over $m$ flips. $f$ is evaluated $K (1 + m)$ times. By default $m$ is
+    1, 2 or 4, depending on the number of neighbours (`default_flips`).
 
     The guess is $r_{iv} = a_i \nabla f^\top (y - x) + |y - x|^2 (b_i + c_i \tilde f) + \beta_{iu} +
     \beta_{iv} + \gamma_{i\{u,v\}}$, where $u$ is the present value: slope, curvature, a curvature
@@ -153,8 +154,7 @@ class Bronco(Estimator):
 
     num_samples: int = eqx.field(static=True, converter=as_index, default=1)
     flips: int | None = eqx.field(static=True, converter=as_index, default=None)
-    """The number of flips of each sample. f is evaluated once at each flip. `None`: a number that
-    grows with the number of neighbours, see `default_flips`."""
+    """The number of flips of each sample. f is evaluated once at each flip."""
     memory: float = eqx.field(static=True, default=100.0)
     """About how many past flips of each coordinate are remembered."""
     uniform: float = eqx.field(static=True, default=0.1)

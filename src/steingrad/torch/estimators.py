@@ -32,7 +32,7 @@ class Rodeo(Named):
 
 
 class Bronco(Named):
-    """`steingrad.Bronco(num_samples=1, flips=1, ...)`."""
+    """`steingrad.Bronco(num_samples=1, ...)`."""
 
 
 class Lariat(Named):

@@ -6,6 +6,8 @@ Beyond", NeurIPS 2023, with the authors' programs at github.com/LiyuanLucasLiu/R
 
 from typing import Any, NamedTuple
 
+from steingrad.estimators.bronco import default_flips
+
 from ..estimators import DESCRIPTIONS
 
 SEEDS = tuple(range(10))
@@ -61,6 +63,8 @@ def categorical_settings(estimator: str, categories: int, codes: int) -> dict[st
 
     >>> categorical_settings("reinmax", 10, 30)["temperature"]
     1.3
+    >>> categorical_settings("bronco", 10, 30)["samples"]
+    5
     """
     best = tuned(estimator, categories, codes)
     return {
@@ -69,7 +73,7 @@ def categorical_settings(estimator: str, categories: int, codes: int) -> dict[st
         "likelihood": "grey",
         "hidden": (512, 256),
         "activation": "relu",
-        "samples": 1 if DESCRIPTIONS[estimator].biased else 2,
+        "samples": _evaluations(estimator, categories, codes),
         **_common(estimator, best),
     }
 
@@ -89,6 +93,13 @@ def binary_settings(estimator: str, dataset: str, samples: int) -> dict[str, Any
         "binarize": "fixed",
         **_common(estimator, best),
     }
+
+
+def _evaluations(estimator: str, categories: int, codes: int) -> int:
+    """One for the biased estimators, one and its default flips for Bronco, and otherwise two."""
+    if estimator == "bronco":
+        return 1 + default_flips(codes * (categories - 1))
+    return 1 if DESCRIPTIONS[estimator].biased else 2
 
 
 def _common(estimator: str, best: Tuned) -> dict[str, Any]:
