@@ -341,28 +341,32 @@ class Bronco(Estimator):
             moves = weight[..., None] * jnp.stack([change, ones, -change, ones], axis=-1)
             effect = jnp.zeros((d, m, 2), change.dtype).at[coordinates, there].add(moves[..., :2])
             effect = effect.at[coordinates, here].add(moves[..., 2:])
-        # The usual distance of f from its mean bounds how far one step can move the mean.
-        middle, usual = cv.value / (cv.steps + TINY), cv.deviation / (cv.steps + TINY)
-        of_sound = at.sound_share
-        off = mean(at.only_sound(at.fx - middle))
-        off = jnp.where(usual > 0, jnp.clip(off, -DISTANT * usual, DISTANT * usual), off)
-        deviation = mean(at.only_sound(jnp.abs(at.fx - middle)))
         slow = kept(slots.size, self.memory * d)
-        fast = 1 - min(1 / FAST_STEPS, at.fx.size / FAST_SAMPLES)
         of_flips = {**sums, "flips": share * slots.size}
-        of_values = {
-            "change": at_most(seen, cv.change),
-            "value": of_sound * middle + off,
-            "deviation": jnp.where(cv.steps > 0, at_most(deviation, cv.deviation), 0),
-            "steps": of_sound,
-        }
         return self.CV(
             **{name: slow * getattr(cv, name) + new for name, new in of_flips.items()},
-            **{name: fast * getattr(cv, name) + new for name, new in of_values.items()},
+            **sums_of_values(cv, at, seen),
             effect=None if effect is None else slow * cv.effect + effect,
             tables=tables,
             products=cv.products,
         )
+
+
+def sums_of_values(cv: Any, at: Evaluated, seen: Float[Array, ""]) -> dict[str, Float[Array, ""]]:
+    """The sums over steps with this step added, where `seen` is its mean absolute change of f."""
+    # The usual distance of f from its mean bounds how far one step can move the mean.
+    middle, usual = cv.value / (cv.steps + TINY), cv.deviation / (cv.steps + TINY)
+    off = mean(at.only_sound(at.fx - middle))
+    off = jnp.where(usual > 0, jnp.clip(off, -DISTANT * usual, DISTANT * usual), off)
+    deviation = mean(at.only_sound(jnp.abs(at.fx - middle)))
+    new = {
+        "change": at_most(seen, cv.change),
+        "value": at.sound_share * middle + off,
+        "deviation": jnp.where(cv.steps > 0, at_most(deviation, cv.deviation), 0),
+        "steps": at.sound_share,
+    }
+    fast = 1 - min(1 / FAST_STEPS, at.fx.size / FAST_SAMPLES)
+    return {name: fast * getattr(cv, name) + added for name, added in new.items()}
 
 
 def one_flip(cv: Any) -> Float[Array, ""]:
