@@ -58,13 +58,17 @@ def tuned(estimator: str, categories: int, codes: int) -> Tuned:
     return known.get((categories, codes), OTHERWISE[name])
 
 
-def categorical_settings(estimator: str, categories: int, codes: int) -> dict[str, Any]:
-    """Returns ReinMax's settings for a VAE of categories.
+def categorical_settings(
+    estimator: str, categories: int, codes: int, flips: int | None = None
+) -> dict[str, Any]:
+    """Returns ReinMax's settings for a VAE of categories. `flips` are those of Bronco, if given.
 
     >>> categorical_settings("reinmax", 10, 30)["temperature"]
     1.3
     >>> categorical_settings("bronco", 10, 30)["samples"]
     5
+    >>> categorical_settings("bronco", 10, 30, flips=1)["samples"]
+    2
     """
     best = tuned(estimator, categories, codes)
     return {
@@ -73,7 +77,7 @@ def categorical_settings(estimator: str, categories: int, codes: int) -> dict[st
         "likelihood": "grey",
         "hidden": (512, 256),
         "activation": "relu",
-        "samples": _evaluations(estimator, categories, codes),
+        "samples": _evaluations(estimator, codes * (categories - 1), flips),
         **_common(estimator, best),
     }
 
@@ -95,10 +99,10 @@ def binary_settings(estimator: str, dataset: str, samples: int) -> dict[str, Any
     }
 
 
-def _evaluations(estimator: str, categories: int, codes: int) -> int:
-    """One for the biased estimators, one and its default flips for Bronco, and otherwise two."""
+def _evaluations(estimator: str, neighbours: int, flips: int | None) -> int:
+    """One for the biased estimators, one and the flips for Bronco, and otherwise two."""
     if estimator == "bronco":
-        return 1 + default_flips(codes * (categories - 1))
+        return 1 + (default_flips(neighbours) if flips is None else flips)
     return 1 if DESCRIPTIONS[estimator].biased else 2
 
 

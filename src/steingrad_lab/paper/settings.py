@@ -96,7 +96,7 @@ def configure(
         )
         if given.get("model") == "categorical":
             sizes = given.get("layer_sizes") or rest["layer_sizes"]
-            rest |= categorical_settings(estimator, categories, sizes[0])
+            rest |= categorical_settings(estimator, categories, sizes[0], given.get("flips"))
         else:
             rest |= binary_settings(estimator, dataset, samples)
         rest = with_effect({**rest, **given}, rest)
