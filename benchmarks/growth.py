@@ -1,6 +1,7 @@
 """How time and memory of an estimate grow with coordinates, samples, flips, terms and hidden units.
 
 python benchmarks/growth.py
+python benchmarks/growth.py --values      only 64 codes of up to 512 values
 """
 
 import argparse
@@ -15,21 +16,24 @@ import steingrad as sg
 BATCH = 20
 
 
-def contestant(d: int, estimator: sg.Estimator):
+def contestant(shape: int | tuple[int, int], estimator: sg.Estimator):
     """Returns an estimate, with the gradient of its control variates, and its memory.
 
-    The objective f is so cheap that only the estimator's own cost is measured.
+    `shape` is a number of bits, or numbers of codes and of their values. The objective f is so
+    cheap that only the estimator's own cost is measured.
     """
-    dist = sg.Bernoulli(jax.random.normal(jax.random.key(0), (BATCH, d)))
+    bits = isinstance(shape, int)
+    logits = jax.random.normal(jax.random.key(0), (BATCH, shape) if bits else (BATCH, *shape))
+    dist = sg.Bernoulli(logits) if bits else sg.Categorical(logits)
     cv = estimator.init(jax.random.key(2), dist)
-    f = lambda x: jnp.sum(jnp.sin(x), axis=-1)
+    f = lambda x: jnp.sum(jnp.sin(x), axis=-1 if bits else (-2, -1))
     estimate = lambda key: estimator.per_element(f, dist, cv, key=key)
     compiled = jax.jit(estimate).lower(jax.random.key(1)).compile()
     memory: Any = compiled.memory_analysis()
     return lambda: compiled(jax.random.key(1)), memory.temp_size_in_bytes
 
 
-def growth(title: str, settings: dict[Any, tuple[int, sg.Estimator]], unit: str) -> dict:
+def growth(title: str, settings: dict[Any, tuple[Any, sg.Estimator]], unit: str) -> dict:
     built = {f"{unit}={n}": contestant(*setting) for n, setting in settings.items()}
     first = next(iter(built))
     result = summarise(race({name: call for name, (call, _) in built.items()}), first)
@@ -41,6 +45,26 @@ def growth(title: str, settings: dict[Any, tuple[int, sg.Estimator]], unit: str)
         result[name]["temporaries_mb"] = memory / 1e6
     print("Temporaries, MB:", {k: round(v["temporaries_mb"], 1) for k, v in result.items()})
     return result
+
+
+def many_values() -> None:
+    """Codes of up to 512 values, which have too many pairs for numbers of their own."""
+    codes, sizes = 64, (8, 64, 512)
+    rivals = {
+        "RLOO(2)": sg.RLOO(2),
+        "CARMS(2)": sg.CARMS(2),
+        "Bronco(flips=1)": sg.Bronco(flips=1),
+        "Bronco()": sg.Bronco(),
+    }
+    largest = (codes, sizes[-1])
+    save("growth-values", {
+        "bronco, values": growth(
+            f"Bronco, {codes} codes, by values", {m: ((codes, m), sg.Bronco()) for m in sizes},
+            "values"),
+        "estimators": growth(
+            f"{codes} codes of {sizes[-1]} values", {n: (largest, e) for n, e in rivals.items()},
+            "estimator"),
+    })  # fmt: skip
 
 
 def main() -> None:
@@ -70,14 +94,15 @@ def main() -> None:
         "lariat, terms": growth(
             "Lariat by terms", {name: (200, e) for name, e in terms.items()}, "terms"),
         "bronco, coordinates": growth(
-            "Bronco by d", {d: (d, sg.Bronco()) for d in (*sizes, 10_000)}, "d"),
+            "Bronco by d", {d: (d, sg.Bronco(flips=1)) for d in (*sizes, 10_000)}, "d"),
         "bronco, samples": growth(
-            "Bronco by K", {k: (200, sg.Bronco(k)) for k in (1, 2, 4, 8)}, "K"),
+            "Bronco by K", {k: (200, sg.Bronco(k, flips=1)) for k in (1, 2, 4, 8)}, "K"),
         "bronco, flips": growth(
             "Bronco by flips", {n: (200, sg.Bronco(flips=n)) for n in (1, 2, 4, 8)}, "flips"),
     })  # fmt: skip
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__).parse_args()  # only --help
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--values", action="store_true", help="only codes of many values")
+    many_values() if parser.parse_args().values else main()
