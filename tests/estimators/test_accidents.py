@@ -105,13 +105,64 @@ def mean_square_error(gradients):
 @each_estimator
 def test_elements_that_are_not_finite_are_left_out(estimator):
     """With NaN in one element of the batch, as much is learned from the other as without it."""
-    if isinstance(estimator, (sg.Rebar, sg.ModifiedRelax)):
-        pytest.skip("f is evaluated at relaxed points, and a NaN there leaves out the step")
     *_, whole = run(estimator, BITS, *fresh(estimator), jnp.full(RECOVERY, CLEAN), KEY)
     *_, half = run(estimator, BITS, *fresh(estimator), jnp.full(RECOVERY, ONE_NAN), KEY)
     late = slice(RECOVERY // 2, None)
     assert np.isnan(half[:, 0]).all()
     assert mean_square_error(half[late, 1]) < 1.3 * mean_square_error(whole[late, 1])
+
+
+BETWEEN = {
+    "a value": lambda y, inside: jnp.where(inside, jnp.nan, 0.0),
+    # The value is 0 everywhere, but the derivative between the states is infinite or NaN.
+    "a slope": lambda y, inside: 0 * jnp.sqrt(jnp.where(inside, y - jax.lax.stop_gradient(y), 1)),
+}
+
+
+@pytest.mark.parametrize("spoil", BETWEEN.values(), ids=BETWEEN.keys())
+@pytest.mark.parametrize("estimator", [sg.Rebar(), sg.Relax()], ids=["rebar", "relax"])
+@pytest.mark.parametrize("joint", [False, True])
+def test_elements_that_are_not_finite_between_the_states_are_left_out(estimator, spoil, joint):
+    """f is finite at all states, but not between those of the first element of the batch. Nothing
+    but the other element changes what is learned, and only the gradient of the first is NaN."""
+    logits = BITS.logits
+    parts = [sg.Bernoulli(logits[:, :2]), sg.Categorical(logits[:, None])]
+    dist = sg.Joint(parts) if joint else BITS
+    array = lambda x: jnp.concatenate([x[0], x[1][..., 0, :]], axis=-1) if joint else x
+    first = jnp.array([True, False])
+
+    def spoilt(x):
+        x = array(x)
+        inside = first[:, None] & (x > 0) & (x < 1)
+        return jnp.sum((x - 0.3) ** 2 + x**3 + spoil(x, inside), axis=-1)
+
+    cv = estimator.init(KEY, dist)
+    _, grads = estimator.per_element(spoilt, dist, cv, key=KEY)
+    for gradient in jax.tree.leaves(grads.parameters):
+        assert np.isnan(gradient[0]).any()
+        assert np.isfinite(gradient[1]).all()
+    assert all_finite(grads.cv)
+    assert float(jnp.abs(grads.cv.scale)) > 0
+
+    def weighted(cv):
+        whole = lambda x: jnp.sum((array(x) - 0.3) ** 2 + array(x) ** 3, axis=-1)
+        gradient = estimator.per_element(whole, dist, cv, key=KEY)[1].parameters
+        return sum(jnp.sum(leaf[1] ** 2) for leaf in jax.tree.leaves(gradient))
+
+    count = sum(leaf.size for leaf in jax.tree.leaves(dist.parameters))
+    size = dict(rtol=1e-4, atol=1e-5)
+    expected = jax.tree.map(lambda g: g / count, eqx.filter_grad(weighted)(cv))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **size), grads.cv, expected)
+
+
+@each_estimator
+def test_an_accident_at_the_very_first_step(estimator):
+    """The gradients of the steps after it have their usual size."""
+    *_, usual = run(estimator, BITS, *fresh(estimator), jnp.full(40, CLEAN), KEY)
+    for accident in (HUGE, LARGE, ONE_HUGE):
+        kinds = jnp.array([accident, *40 * [CLEAN]])
+        *_, found = run(estimator, BITS, *fresh(estimator), kinds, KEY)
+        assert jnp.max(jnp.abs(found[1:])) < 30 * jnp.max(jnp.abs(usual))
 
 
 RECOVERY = 6000

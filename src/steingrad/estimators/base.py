@@ -432,10 +432,12 @@ def relative_mean_square(
     grad: Any, dist: Distribution, at: Evaluated
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Returns the mean square of an estimate in units of its size, and the unit, a power of two.
-    The square of a very small or large number would leave the range of float32."""
+    The square of a very small or large number would leave the range of float32. Numbers that are
+    not finite, because f is not finite between the states, count as 0."""
     if at.sound is not None and not dist.shares_parameters:
         sound = at.sound
         grad = jax.tree.map(lambda g: jnp.where(expand(sound, g.ndim), g, 0), grad)
+    grad = jax.tree.map(lambda g: jnp.where(jnp.isfinite(g), g, 0), grad)
     unit = power_of_two(jax.lax.stop_gradient(largest(grad)))
     return mean_of_squares(jax.tree.map(lambda g: g / unit.astype(g.dtype), grad)), unit
 

@@ -9,7 +9,12 @@ from jaxtyping import Array, Float
 from ..arrays import as_index
 from .base import Estimator
 from .optimizers import slow_adam
-from .relaxations import at_relaxed_points, initial_log_temperature, relaxed_estimate
+from .relaxations import (
+    adapt_by_element,
+    at_relaxed_points,
+    initial_log_temperature,
+    relaxed_estimate,
+)
 
 
 class Rebar(Estimator):
@@ -64,3 +69,6 @@ class Rebar(Estimator):
 
     def gradient(self, cv, dist, at):
         return relaxed_estimate(at_relaxed_points("Rebar", cv, dist, at), dist, at, at.fx)
+
+    def adapt(self, cv, dist, at):
+        return adapt_by_element(self, cv, dist, at)

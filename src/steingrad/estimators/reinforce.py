@@ -22,7 +22,8 @@ class Reinforce(Estimator):
     The baseline $b$ is 0 (`baseline=None`), a constant (`baseline=3.5`), a scalar learned to
     minimise the variance (`"learned"`), or a moving average of $f$ (`"moving_average"`). For a
     moving average `Gradients.cv` is $b - \bar f$, so that plain gradient descent with step size $1
-    - \text{decay}$ updates the average. `cv_optimizer` uses a decay of 0.99. `num_samples` is $K$.
+    - \text{decay}$ updates the average. The first step only measures the size of $f$, and the
+    average begins with the second. `cv_optimizer` uses a decay of 0.99. `num_samples` is $K$.
 
     Reference: Williams, "Simple statistical gradient-following algorithms for connectionist
     reinforcement learning", Machine Learning 1992.
@@ -81,14 +82,15 @@ class Reinforce(Estimator):
     def adapt(self, cv, dist, at):
         if self.baseline != "moving_average":
             return super().adapt(cv, dist, at)
+        distance, is_first = mean(jnp.abs(at.only_sound(at.fx - cv.baseline))), cv.distance <= 0
         # A step that is far from the past, because f had an accident, counts as one at `LIMIT`.
-        distance = mean(jnp.abs(at.only_sound(at.fx - cv.baseline)))
-        limit = LIMIT * jnp.where(cv.distance > 0, cv.distance, distance)
+        limit = jnp.where(is_first, 0, LIMIT * cv.distance)
         far = jnp.where(distance > limit, limit / jnp.where(distance > 0, distance, 1), 1)
-        off = mean(at.only_sound(cv.baseline - at.fx))
+        # At the first step `far` is 0, and the average does not move. If this step is an accident,
+        # only its distance is remembered, and the next step forgets it.
+        off = far * mean(at.only_sound(cv.baseline - at.fx))
         usual = at.sound_share * cv.distance - far * distance
-        step = self.CV(far * off, jnp.where(cv.distance > 0, usual, -distance / (1 - DECAY)))
+        step = self.CV(off, jnp.where(is_first, -distance / (1 - DECAY), usual))
         # Gradient descent of step size 1 − DECAY then leaves nothing.
-        forget = at.has_outgrown(cv.baseline)
-        step = jax.tree.map(lambda old, new: jnp.where(forget, old / (1 - DECAY), new), cv, step)
-        return self.gradient(cv, dist, at), step
+        forget = lambda old, new: jnp.where(at.has_outgrown(old), old / (1 - DECAY), new)
+        return self.gradient(cv, dist, at), jax.tree.map(forget, cv, step)

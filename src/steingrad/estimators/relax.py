@@ -11,7 +11,12 @@ from jaxtyping import Array, Float
 from ..arrays import as_index, check_whole
 from .base import Estimator
 from .optimizers import slow_adam
-from .relaxations import at_relaxed_points, initial_log_temperature, relaxed_estimate
+from .relaxations import (
+    adapt_by_element,
+    at_relaxed_points,
+    initial_log_temperature,
+    relaxed_estimate,
+)
 
 
 class Relax(Estimator):
@@ -88,6 +93,9 @@ class Relax(Estimator):
             return rebar(z) + network(cv.network, at.context, flat)
 
         return relaxed_estimate(control, dist, at, at.fx)
+
+    def adapt(self, cv, dist, at):
+        return adapt_by_element(self, cv, dist, at)
 
 
 def network(

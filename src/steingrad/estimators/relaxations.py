@@ -4,12 +4,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ..arrays import expand
 from ..objective import Evaluated
-from .base import mean_of_scores
+from .base import Estimator, mean_of_scores
 from .checks import check_key
 
 Control = Callable[[Float[Array, "2 samples ..."]], Float[Array, "2 samples ..."]]
@@ -45,12 +47,27 @@ def relaxed_estimate(
 
 
 def at_relaxed_points(name: str, cv: Any, dist: Any, at: Evaluated) -> Control:
-    """scale · f(σ(z / temperature)), at z and z̃ in one call."""
+    """scale · f(σ(z / temperature)), at z and z̃ in one call. Scale and temperature are numbers, or
+    arrays with one number for each element of the batch."""
     f = at.f
     if f is None:
         raise ValueError(
             f"{name} evaluates f at relaxed points between the states, but was given values at "
             "the samples only: use `value_and_grad` or `expectation`."
         )
-    temperature = jnp.exp(cv.log_temperature)
-    return lambda z: cv.scale * jax.vmap(f)(dist.relax(z, temperature))
+    temperature = expand(jnp.exp(cv.log_temperature), at.x.ndim - 1)
+    return lambda z: cv.scale * jax.vmap(f)(dist.relax(z / temperature, 1.0))
+
+
+def adapt_by_element(estimator: Estimator, cv: Any, dist: Any, at: Evaluated) -> tuple[Any, Any]:
+    """`Estimator.adapt` for control variates `at_relaxed_points`. Elements of the batch are left
+    out if f or one of its derivatives is not finite at these points.
+
+    Each element gets its own copy of scale and temperature, and the finite gradients of the copies
+    are added. (In the gradient of one shared number, NaN times a weight of 0 would still be NaN.)
+    """
+    shared = lambda cv: (cv.log_temperature, cv.scale)
+    copies = tuple(jnp.broadcast_to(number, at.fx.shape[1:]) for number in shared(cv))
+    grad, cv_grad = Estimator.adapt(estimator, eqx.tree_at(shared, cv, copies), dist, at)
+    total = lambda g: jnp.sum(jnp.where(jnp.isfinite(g), g, 0))
+    return grad, eqx.tree_at(shared, cv_grad, tuple(map(total, shared(cv_grad))))
