@@ -1,6 +1,6 @@
 """Time a whole training step: data, networks, estimator, Adam, control variates and variance.
 
-    python benchmarks/steps.py single hierarchical resnet upsampling
+    python benchmarks/steps.py single hierarchical categorical resnet upsampling
 
 The data are random images of MNIST's size, because the time does not depend on their content.
 """
@@ -20,6 +20,7 @@ from steingrad_lab.data import Dataset
 from steingrad_lab.models import BernoulliLikelihood, mlp_vae
 from steingrad_lab.models.resnet import UpConv
 from steingrad_lab.paper.grid import Entry, find
+from steingrad_lab.paper.reinmax import REINMAX
 from steingrad_lab.paper.settings import configure
 from steingrad_lab.training import Config, Task
 
@@ -144,6 +145,30 @@ def hierarchical() -> None:
     save("steps-hierarchical", everything)
 
 
+def categorical() -> None:
+    """Times ReinMax's six VAEs of categories."""
+    everything = {}
+    for categories, codes in REINMAX:
+        config = partial(
+            configure,
+            preset="reinmax",
+            dataset="mnist",
+            model="categorical",
+            categories=categories,
+            codes=codes,
+            seeds=(1,),
+        )
+        build = lambda config=config, **settings: contestant(config(**settings))[0]
+        names = ("reinmax", "gumbel_softmax", "rloo", "carms")
+        contestants = {name: build(estimator=name) for name in names}
+        for flips in (1, 2, 4, 8):
+            contestants[f"bronco, flips={flips}"] = build(estimator="bronco", flips=flips)
+        result = summarise(per_step(race(contestants, rounds=7)), "reinmax")
+        show(f"{codes} codes of {categories} values: ratio to ReinMax", result, {})
+        everything[f"{categories}x{codes}"] = result
+        save("steps-categorical", everything)
+
+
 def resnet() -> None:
     """Times the ResNet VAE, K = 2."""
     configs = {
@@ -180,6 +205,7 @@ def main() -> None:
     parts = {
         "single": single,
         "hierarchical": hierarchical,
+        "categorical": categorical,
         "resnet": resnet,
         "upsampling": upsampling,
     }
