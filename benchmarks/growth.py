@@ -103,6 +103,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--values", action="store_true", help="only codes of many values")
     many_values() if parser.parse_args().values else main()

@@ -120,8 +120,8 @@ ASCENTS = {
 
 def measure(f: Callable, dist: sg.Distribution, estimators: dict[str, sg.Estimator]) -> None:
     """Print the first comparison, and then the variances of all adaptations in increasing order."""
-    settings = {"draws": DRAWS, "adapt_steps": ADAPT_STEPS}
-    result = compare(f, dist, estimators, key=jax.random.key(6), **settings)
+    compared = partial(compare, f, dist, draws=DRAWS, adapt_steps=ADAPT_STEPS)
+    result = compared(estimators, key=jax.random.key(6))
     print(f"{result}\n", flush=True)
     # What learns nothing has the same variance each time.
     learns = lambda estimator: estimator.init(jax.random.key(0), dist) is not None
@@ -129,7 +129,7 @@ def measure(f: Callable, dist: sg.Distribution, estimators: dict[str, sg.Estimat
     variances = {row.name: [row.variance] for row in result.rows if row.name in again}
     again = {name: again[name] for name in variances}
     for number in range(1, ADAPTATIONS if again else 1):
-        for row in compare(f, dist, again, key=jax.random.key(6 + number), **settings).rows:
+        for row in compared(again, key=jax.random.key(6 + number)).rows:
             variances[row.name].append(row.variance)
     for name, found in variances.items():
         print(f"  {name:<28}{', '.join(f'{v:.3g}' for v in sorted(found))}", flush=True)

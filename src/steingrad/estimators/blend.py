@@ -79,7 +79,9 @@ def inner_products(
 
     def product(m: int, n: int) -> Float[Array, ""]:
         pairs = zip(leaves[m], leaves[n], strict=True)
-        return sum(mean(sum_of_events(a * b, a.ndim - batch_ndim)) for a, b in pairs)
+        return functools.reduce(
+            jnp.add, (mean(sum_of_events(a * b, a.ndim - batch_ndim)) for a, b in pairs)
+        )
 
     rows = [[product(min(m, n), max(m, n)) for n in range(len(terms))] for m in range(len(terms))]
     return jnp.asarray(rows)

@@ -336,17 +336,17 @@ class Bronco(Estimator):
             missed = jnp.clip(jnp.where(sound, missed, 0), -bound, bound)
             tables = cv.tables.learn(coordinates, here, there, missed, error, weight, one_flip(cv))
         effect = None
+        slow = kept(slots.size, self.memory * d)
         if cv.effect is not None:
             ones, change = jnp.ones_like(change), change * scale
             moves = weight[..., None] * jnp.stack([change, ones, -change, ones], axis=-1)
             effect = jnp.zeros((d, m, 2), change.dtype).at[coordinates, there].add(moves[..., :2])
-            effect = effect.at[coordinates, here].add(moves[..., 2:])
-        slow = kept(slots.size, self.memory * d)
+            effect = effect.at[coordinates, here].add(moves[..., 2:]) + slow * cv.effect
         of_flips = {**sums, "flips": share * slots.size}
         return self.CV(
             **{name: slow * getattr(cv, name) + new for name, new in of_flips.items()},
             **sums_of_values(cv, at, seen),
-            effect=None if effect is None else slow * cv.effect + effect,
+            effect=effect,
             tables=tables,
             products=cv.products,
         )
