@@ -115,7 +115,8 @@ def test_reinmax_preset(categories, codes, optimizer, learning_rate, temperature
     assert (config.initialization, config.train_on_valid) == ("pytorch", True)
     assert (config.steps, config.batch_size, len(config.seeds)) == (160 * 600, 100, 10)
     unbiased = configure(preset="reinmax", estimator="bronco", **task)
-    assert (unbiased.samples, unbiased.temperature) == (2, None)
+    flips = 2 if (categories, codes) == (8, 4) else 4
+    assert (unbiased.samples, unbiased.temperature) == (1 + flips, None)
     assert unbiased.learning_rate == learning_rate
     soft = configure(preset="reinmax", estimator="gumbel_softmax", **task)
     assert (soft.samples, soft.straight_through) == (1, True)
