@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import steingrad as sg
+from marks import slow
 
 LOGITS, W, KEY = jnp.array([0.3, -0.5]), jnp.array([1.0, 2.0]), jax.random.key(0)
 
@@ -188,7 +189,7 @@ def in_a_rule_of_its_own(run):
 
 
 @pytest.mark.parametrize(
-    "around", [in_cond, in_switch, in_scan, jax.checkpoint, in_a_rule_of_its_own]
+    "around", [in_scan, in_a_rule_of_its_own, *slow(in_cond, in_switch, jax.checkpoint)]
 )
 @pytest.mark.parametrize("key", [KEY, jax.random.key_data(KEY)], ids=["typed", "raw"])
 def test_keys_inside_control_flow(around, key):

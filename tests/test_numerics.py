@@ -371,7 +371,7 @@ def run(name, examples):
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_few_examples(name):
-    run(name, 4)
+    run(name, 2)
 
 
 @pytest.mark.slow

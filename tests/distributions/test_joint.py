@@ -142,10 +142,12 @@ def bias(estimator, dist):
     "estimator",
     [
         sg.RLOO(2),
-        sg.Reinforce(1, 0.7),
+        *slow(sg.Reinforce(1, 0.7)),
         sg.Rodeo(2, surrogate=sg.MLPSurrogate(5)),
-        sg.Rodeo(2, sg.Barker("sparse"), sg.ExactSurrogate()),
-        *slow(sg.Rodeo(2, surrogate=sg.MLPSurrogate(5), coefficients="least_squares")),
+        *slow(
+            sg.Rodeo(2, sg.Barker("sparse"), sg.ExactSurrogate()),
+            sg.Rodeo(2, surrogate=sg.MLPSurrogate(5), coefficients="least_squares"),
+        ),
     ],
     ids=["rloo", "reinforce", "rodeo", "rodeo-exact", "rodeo-least-squares"],
 )
@@ -175,6 +177,7 @@ BY_PARTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(("estimator", "kind"), BY_PARTS, ids=lambda case: str(case)[:24])
 def test_a_part_after_the_other_is_one_distribution(estimator, kind):

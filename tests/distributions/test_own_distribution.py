@@ -111,6 +111,7 @@ def test_unbiased_by_enumeration(estimator):
     assert float(jnp.max(variance)) > 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("estimator", DRAWN, ids=names(DRAWN))
 def test_unbiased_by_draws(estimator):

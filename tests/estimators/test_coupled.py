@@ -113,6 +113,7 @@ class TestExact:
 
 
 @pytest.mark.usefixtures("x64")
+@pytest.mark.slow
 class TestByDraws:
     """Tests of samples and estimates with 400,000 draws. Each wrong variant fails the same test."""
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import steingrad as sg
+from marks import slow
 from problems import largest_difference, normal
 from steingrad_lab.models import (
     BernoulliLikelihood,
@@ -55,8 +56,8 @@ def exact_elbo(model, y):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("learned_prior", [False, True])
-@pytest.mark.parametrize("analytic_kl", [False, True])
+@pytest.mark.parametrize("learned_prior", [True, *slow(False)])
+@pytest.mark.parametrize("analytic_kl", [True, *slow(False)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_every_weight(kind, analytic_kl, learned_prior):
     """Without replacement, as many samples as states give the exact gradient of all weights."""

@@ -78,7 +78,8 @@ def test_a_configuration_of_before():
     assert from_json(json.loads(json.dumps(to_json(SMALL)))) == SMALL
 
 
-@pytest.mark.parametrize("estimator", ["reinmax", pytest.param("carms", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["reinmax", "carms"])
 def test_trained_side_by_side_and_resumed(estimator, tmp_path):
     """Two seeds, stopped in between, end as two seeds that were not."""
     config = dataclasses.replace(SMALL, estimator=estimator, seeds=(1, 2))
