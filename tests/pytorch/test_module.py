@@ -2,8 +2,6 @@
 
 import copy
 import io
-import threading
-import time
 
 import pytest
 
@@ -142,21 +140,6 @@ def test_accumulated_gradients():
     assert torch.allclose(logits.grad, one)
 
 
-def test_flips_are_drawn_once(monkeypatch):
-    """The guess and the choice of flips are made once, and the estimate uses them."""
-    made = []
-    for name in ("guess", "choose"):
-        original = getattr(sg.Bronco, name)
-
-        def recorded(self, *inputs, original=original, name=name):
-            made.append(name)
-            return original(self, *inputs)
-
-        monkeypatch.setattr(sg.Bronco, name, recorded)
-    step(sgt.Bronco(memory=73.0), bits(6, 5))  # compiled for this test alone
-    assert made == ["guess", "choose"]
-
-
 def test_values_that_were_drawn_before_the_buffers_moved_on():
     """Each backward pass adds its statistics to the present buffers."""
     module, logits = sgt.Bronco(), bits(6, 5)
@@ -218,7 +201,6 @@ def test_only_what_is_asked_for():
     value = module(of_layer, logits.detach())
     value.backward()
     assert layer.weight.grad.any()
-    assert module.cv is None
     before = layer.weight.grad.clone()
     step(module, logits, f=of_layer)
     assert torch.equal(layer.weight.grad, before)
@@ -339,7 +321,7 @@ class TestErrors:
         with pytest.raises(TypeError, match="floating-point"):
             sgt.RLOO()(f, torch.zeros(3, dtype=torch.int64))
         with pytest.raises(ValueError, match="DisARM needs independent bits, but was given Categ"):
-            sgt.DisARM()(f, td.Categorical(logits=torch.zeros(2, 3)))
+            sgt.DisARM()(f, td.Categorical(logits=torch.zeros(1, 2, 3)))
 
     @pytest.mark.parametrize("make", LEARNING)
     def test_f_that_detaches(self, make):
@@ -357,16 +339,6 @@ class TestErrors:
             sgt.RLOO()(lambda x: x.detach().numpy().sum(-1), bits(4, 6))
         with pytest.raises(ValueError, match="on cpu, but returned values on meta"):
             sgt.RLOO()(lambda x: f(x).to("meta"), bits(4, 6))
-        with pytest.raises(RuntimeError, match="in place"):
-            sgt.Rodeo()(lambda x: x.mul_(2).sum(-1), bits(4, 6))
-
-    @pytest.mark.parametrize("make", [sgt.RLOO, sgt.DisARM])
-    def test_samples_changed_before_backward(self, make):
-        seen = []
-        value = make()(lambda x: seen.append(x) or f(x), bits(4, 6))
-        seen[0].zero_()
-        with pytest.raises(RuntimeError, match="in place, by f or after it"):
-            value.backward()
 
     def test_context_elsewhere(self):
         context = torch.ones(4, 2, device="meta")
@@ -391,14 +363,20 @@ class TestErrors:
         with pytest.raises(ValueError, match="same settings"):
             step(other, bits(6))
 
-    @pytest.mark.parametrize("make", [sgt.Rebar, sgt.Relax])
-    def test_relaxations(self, make):
-        with pytest.raises(TypeError, match="between the states inside JAX"):
+    @pytest.mark.parametrize(
+        ("make", "name"),
+        [
+            (lambda: sgt.Estimator(sg.UnorderedSet(2)), "UnorderedSet does not exist"),
+            (lambda: sgt.Estimator(sg.DisARMSB(2)), "DisARMSB does not exist"),
+            (lambda: sgt.Rodeo(operator=sg.Barker()), "was given a Barker"),
+            (lambda: sgt.Rodeo(operator=sg.Gibbs(num_coordinates=3)), "num_coordinates=3"),
+            (lambda: sgt.Rodeo(surrogate=sg.ExactSurrogate()), "was given a ExactSurrogate"),
+            (lambda: sgt.Estimator(3), "such as steingrad.RLOO"),
+        ],
+    )
+    def test_what_is_in_jax_only(self, make, name):
+        with pytest.raises(TypeError, match=name):
             make()
-
-    def test_samples_with_weights(self):
-        with pytest.raises(TypeError, match="UnorderedSet weighs its samples"):
-            sgt.Estimator(sg.UnorderedSet(2))
 
     def test_second_derivatives(self):
         logits = bits(6)
@@ -408,9 +386,9 @@ class TestErrors:
 
 
 def test_settings_are_those_of_jax():
-    module = sgt.Rodeo(3, operator=sg.Barker())
-    assert module.estimator == sg.Rodeo(num_samples=3, operator=sg.Barker())
-    assert "Barker" in repr(module)
+    module = sgt.Rodeo(3, operator=sg.Gibbs(scan="own"))
+    assert module.estimator == sg.Rodeo(num_samples=3, operator=sg.Gibbs(scan="own"))
+    assert "own" in repr(module)
     with pytest.raises(ValueError, match="RLOO needs"):
         sgt.RLOO(1)
 
@@ -501,25 +479,3 @@ def test_a_first_pass_with_hardly_any_factor(factor):
 def test_inference_mode(make):
     with torch.inference_mode():
         assert make()(f, torch.zeros(4, 6)).shape == ()
-
-
-def test_threads_keep_their_objectives_apart():
-    """Modules with equal settings share compiled functions, but each call uses its own f."""
-    entered, programs = threading.Event(), sgt.LocalExpectation(1)._programs
-    order = []
-
-    def second():
-        entered.wait()
-        with programs.evaluating(lambda x: x):
-            order.append("second")
-
-    thread = threading.Thread(target=second)
-    thread.start()
-    with programs.evaluating(lambda x: 2 * x):
-        entered.set()
-        time.sleep(0.1)
-        assert programs.objective(1) == 2
-        order.append("first")
-    thread.join()
-    assert order == ["first", "second"]
-    assert programs.objective is None

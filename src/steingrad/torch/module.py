@@ -1,157 +1,413 @@
-"""An estimator as a module: f runs in PyTorch, and `backward` calls the estimator in JAX."""
+"""The base class of the estimators as PyTorch modules, from f to an estimate."""
 
+import contextlib
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ..compatibility import enable_x64
-from ..estimators import Estimator as JaxEstimator
-from .distributions import Law, read
-from .native import native
-from .programs import Programs, Seen, State
-from .tensors import (
+from .. import estimators as sg
+from ..estimators.checks import NEEDS
+from . import distributions
+from .arrays import (
     GENERATORS,
+    Seed,
     Surroundings,
     compute_dtype,
-    draw_seeds,
-    to_jax,
-    to_torch,
-    version,
+    expand,
+    leaves,
+    pack,
+    power_of_two,
+    tree_map,
+    unpack,
 )
+from .calls import Call, Sample, Value, learns_here, quiet_norms
+from .distributions import Law
+from .evaluated import Evaluated, stamp
+from .optimizers import Adam, Optimizer
 
-BUFFERS = State("cv_numbers", "cv_counts")
+NATIVE: dict[type, type] = {}
+"""The class of this package for each class of `steingrad` that it implements."""
 
 
 class Estimator(nn.Module):
-    r"""$E_{q_\eta}[f(x)]$ as a scalar tensor whose `backward` calls the estimator.
+    r"""$E_{q_\eta}[f(x)]$ as a tensor whose `backward` makes an estimate of the gradient.
 
-    It wraps an estimator of `steingrad`; `steingrad.torch.Bronco(...)` is short for
-    `Estimator(steingrad.Bronco(...))`. A call draws $K$ samples, evaluates `f` at all of them at
-    once, and returns the mean of `f`:
+        value = estimator(f, dist)
 
-        value = estimator(f, dist, context=None)
-
+    A call draws $K$ samples, evaluates `f` at all of them at once, and returns the mean of `f`.
     `f` maps states `[K, *batch, *event]` to values `[K, *batch]`, each state on its own. `dist` is
-    a `Bernoulli`, `OneHotCategorical` or `Categorical` of `torch.distributions`, or a tensor of
-    logits of bits. The last axis of its variables holds the coordinates of one state; `Independent`
-    around the distribution says if there are more such axes. `context` is a further input of the
-    control variates of some estimators.
+    a `Bernoulli`, `OneHotCategorical` or `Categorical` of `torch.distributions`, a `Subset`, or a
+    tensor of logits of bits. `Independent`, or `event_ndim`, says how many of the last axes of its
+    variables belong to one state.
 
     One backward pass gives the logits the estimate and f's own parameters their gradient. In
-    training mode it also adapts the control variates, once for each value. The control variates are
-    buffers, created at the first call. An estimator that learns belongs to one distribution, such
-    as one layer of a model. Random numbers come from PyTorch's generator.
+    training mode it also adapts the control variates, once for each value; inside `torch.func`
+    transforms they are read and not adapted. The control variates are buffers. Their sizes are
+    known from the first call on or, with `event_shape` (and `num_values`), from the construction
+    on. An estimator that learns belongs to one distribution, such as one layer of a model.
+
+    `steingrad.torch.Estimator(steingrad.Bronco(...))` is the same as `steingrad.torch.Bronco(...)`.
 
     >>> import torch, steingrad.torch as sgt
     >>> logits = torch.zeros(5, requires_grad=True)
-    >>> estimator = sgt.Bronco()
+    >>> estimator = sgt.Bronco(event_shape=(5,))
     >>> value = estimator(lambda x: -((x - 0.45) ** 2).sum(-1), logits)
     >>> (-value).backward()
     >>> value.shape, logits.grad.shape, estimator.cv.gram.shape
-    (torch.Size([]), torch.Size([5]), (5, 3, 3))
+    (torch.Size([]), torch.Size([5]), torch.Size([5, 3, 3]))
     """
 
+    kind: ClassVar[Any] = sg.Estimator
+    """The class of `steingrad` whose settings, checks and names this estimator has."""
+    num_memos: ClassVar[int] = 0
+    """The number of tensors in the memo of `propose`."""
     cv_numbers: Any
     cv_counts: Any
 
-    def __init__(self, estimator: JaxEstimator, *, cv_learning_rate: Any = 1e-3):
+    def __new__(cls, *settings: Any, **more: Any):
+        if cls is Estimator:
+            cls = native_class(settings)
+        return super().__new__(cls)
+
+    def __init_subclass__(cls, **keywords: Any):
+        super().__init_subclass__(**keywords)
+        if "kind" in vars(cls):
+            NATIVE[cls.kind] = cls
+
+    def __init__(
+        self,
+        *settings: Any,
+        cv_learning_rate: Any = 1e-3,
+        event_shape: tuple[int, ...] | None = None,
+        num_values: int = 2,
+        **more: Any,
+    ):
         super().__init__()
-        if estimator.relaxes:
-            raise TypeError(
-                f"{type(estimator).__name__} differentiates f between the states inside JAX, which "
-                "cannot differentiate a PyTorch function. Use Rodeo, Lariat, Bronco or "
-                "ModifiedRelax, which need the gradient of f at the samples only."
-            )
-        if estimator.weighs_samples:
-            raise TypeError(
-                f"{type(estimator).__name__} weighs its samples, but a module returns and "
-                "differentiates their plain mean. Use it in JAX, or use RLOO or CARMS here."
-            )
-        self._programs = Programs.of(estimator, cv_learning_rate)
+        given = settings[0] if settings and isinstance(settings[0], sg.Estimator) else None
+        self.estimator = self.kind(*settings, **more) if given is None else given
+        """The estimator of `steingrad` that has the same settings."""
+        self.cv_learning_rate = cv_learning_rate
         # The initial control variates are fixed when the module is built, like any weights.
-        self._init_seeds = draw_seeds().copy()
-        self._law: tuple[Any, tuple[int, ...]] | None = None
-        # Empty until the first call, but not None, because DDP must find the buffers at its start.
-        self.register_buffer(BUFFERS.numbers, torch.zeros(0))
-        self.register_buffer(BUFFERS.counts, torch.zeros(0, dtype=torch.int32))
+        self._seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+        self._shapes: Any = None
+        self._met: Any = None
+        self._optimizer: Optimizer | None = None
+        # Empty until the sizes are known, but not None, because DDP finds the buffers at its start.
+        self.register_buffer("cv_numbers", torch.zeros(0))
+        self.register_buffer("cv_counts", torch.zeros(0, dtype=torch.int32))
+        self.check_settings()
+        if event_shape is not None:
+            size = math.prod(event_shape)
+            bits = num_values == 2
+            logits = torch.zeros((size,) if bits else (size, num_values))
+            law = distributions.Bernoulli(logits) if bits else distributions.Categorical(logits)
+            self.materialize(law)
+
+    # What a subclass defines, in this order. Only `gradient` is required.
 
     @property
-    def estimator(self) -> JaxEstimator:
-        """The estimator of `steingrad` that this module wraps."""
-        return self._programs.estimator
+    def num_samples(self) -> int:
+        return self.estimator.num_samples
+
+    @property
+    def relaxed_samples(self) -> bool:
+        """Whether the samples are points between the states."""
+        return not self.estimator.samples_are_states
+
+    def check_settings(self) -> None:
+        """Raise if a setting exists in JAX only."""
+
+    def init(self, dist: Law, seed: Any) -> Any:
+        """The initial control variates, a tree of tensors; `None` if nothing is learned."""
+        return None
+
+    def cv_optimizer(self, cv: Any) -> Optimizer:
+        """The optimiser that updates the control variates."""
+        return Adam(cv, self.cv_learning_rate)
+
+    def draw(self, dist: Law, generator: Any) -> Tensor:
+        """The points at which to evaluate f, as `dist` stores states."""
+        return dist.draw(self.num_samples, generator)
+
+    def noise(self, dist: Law, generator: Any) -> Tensor | None:
+        """The random numbers of the estimate; `None` if it needs none."""
+        return None
+
+    def propose(self, cv: Any, dist: Law, at: Evaluated) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Returns further points `[n, K, *batch, ...]`, and a memo for `gradient` and `adapt`,
+        numbers of shape `[n, K, *batch]`. Called only if the estimator looks further."""
+        raise NotImplementedError
+
+    def look_further(self, f: Any, between: Any, cv: Any, dist: Law, at: Evaluated) -> tuple:
+        """What the estimate needs of f besides its values and gradients at the samples, as tensors
+        of the shapes that `further_shapes` says. `f` takes states, as `dist` stores them, and has no
+        graph; `between` takes points between the states and has one."""
+        with exact(dist.logits):
+            y, memo = self.propose(cv, dist, at)
+        # One call for each point, so that f always sees the shape of the samples.
+        return (torch.stack([f(points) for points in y]), *memo)
+
+    def further_shapes(self, dist: Law) -> list[tuple[int, ...]]:
+        """The shapes of the tensors that `look_further` returns; none if it is not called."""
+        own = (self.num_further(dist), self.num_samples, *dist.batch_shape)
+        return [own] * (1 + self.num_memos) if own[0] else []
+
+    def num_further(self, dist: Law) -> int:
+        """The number of further points for each sample."""
+        return 0
+
+    def gradient(self, cv: Any, dist: Law, at: Evaluated) -> Tensor:
+        """The estimate for each element of the batch, shaped like the logits."""
+        raise NotImplementedError
+
+    def adapt(self, cv: Any, dist: Law, at: Evaluated) -> tuple[Tensor, Any]:
+        """Returns the estimate, and the gradient of its mean square with respect to `cv`, or `cv`
+        minus its new value if it consists of sums or averages."""
+
+        def mean_square(cv):
+            grad = self.gradient(cv, dist, at)
+            square, unit = relative_mean_square(grad, at)
+            return square, (grad, unit)
+
+        cv_grad, (grad, unit) = derivative(mean_square, cv)
+        return grad, times_square(cv_grad, unit)
+
+    def is_sound(self, dist: Law, at: Evaluated) -> Tensor:
+        """Which elements of the batch may enter what is learned."""
+        sound = at.fx.isfinite().all(0)
+        if at.dfx is None:
+            return sound
+        return sound & at.dfx.isfinite().flatten(-dist.state_axes).all(-1).all(0)
+
+    # What all estimators share.
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether the gradient of f at the samples is needed."""
+        return bool(self.estimator.needs_gradient) and not self.estimator.relaxes
 
     @property
     def cv(self) -> Any:
-        """The control variates, to inspect, as JAX arrays by name; `None` before the first call."""
-        if not len(self.cv_numbers) or self._law is None:
+        """The control variates, to inspect; `None` if there are none."""
+        if self._shapes is None or not self.cv_numbers.numel():
             return None
-        with enable_x64(self.cv_numbers.dtype == torch.float64):
-            return self._programs.tree(*self._law, self._state.map(to_jax))[0]
+        return self._tree(self.cv_numbers)
+
+    def _tree(self, numbers: Tensor) -> Any:
+        assert self._optimizer is not None
+        return unpack(self._shapes, numbers[: self._optimizer.size])
 
     def extra_repr(self) -> str:
         return repr(self.estimator)
 
     def forward(
         self,
-        f: Callable[[torch.Tensor], torch.Tensor],
-        dist: Any,
-        context: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        law = read(dist)
+        f: Any,
+        dist: Any = None,
+        context: Tensor | None = None,
+        *,
+        event_ndim: int | None = None,
+        reduction: str = "mean",
+        has_aux: bool = False,
+        return_samples: bool = False,
+        flatten: bool = False,
+        indices: bool = False,
+        generator: Any = None,
+        relaxation: Any = None,
+    ) -> Any:
+        """Returns the mean of `f`, then f's aux with `has_aux`, then the samples with
+        `return_samples`.
+
+        With `reduction="none"` there is one mean for each element of the batch, `[*batch]`, and
+        with `"sum"` their sum. With `has_aux`, f returns a pair, its values and anything else,
+        whose tensors are returned without a graph. With `flatten`, f gets all samples along one
+        leading axis and returns values along it, as for convolutions. With `indices`, f gets
+        categories as whole numbers in place of one-hot vectors. `generator` draws the samples in
+        place of PyTorch's own. `relaxation` replaces f between the states, for `Rebar` and
+        `Relax`.
+        """
+        if dist is None:
+            raise TypeError(self._without_f())
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(
+                f"The reduction is {reduction!r}, but must be 'mean', 'sum' or 'none'."
+            )
+        law = distributions.read(dist, event_ndim)
+        self._check(law, context, indices)
+        call = Call(f, law, has_aux, flatten, indices, self.relaxed_samples)
+        state = self.materialize(law)
+        constant = distributions.compute(law)
+        wanted = torch.is_grad_enabled() and law.logits.requires_grad
+        with torch.no_grad(), one_thread(), exact(law.logits):
+            x = self.draw(constant, generator)
+            noise = self.noise(constant, generator) if wanted else None
+        if not wanted or not law.logits.numel():
+            fx, aux = call(x)
+            value = Value.reduce(fx, reduction)
+            value = value + 0 * law.logits.sum() if wanted else value
+            return self._outcome(value, aux, call, x, None, has_aux, return_samples)
+        if context is not None:
+            context = context.detach().to(constant.logits.dtype)
+        # A copy, so that changes of the buffers before `backward` make no difference.
+        numbers = None if state is None else state.clone()
+        plan = Plan(self, law, reduction, indices, learns_here())
+        surroundings = None
+        if plan.looks_further and not torch.compiler.is_compiling():
+            surroundings = Surroundings.here(x.device)
+        shown, message = Sample.apply(plan, law.logits, x, noise, numbers, context)
+        fx, aux = call.evaluate(shown)
+        if self.needs_gradient and not fx.requires_grad:
+            raise RuntimeError(self.detached())
+        memo = ()
+        if plan.looks_further:
+            with torch.no_grad():
+                wide = fx.detach().to(constant.logits.dtype)
+                seen = Evaluated(x, wide, noise=noise, context=context)
+                cv = None if numbers is None else self._cast(numbers, wide)
+                seen = self._prepare(cv, constant, seen)
+                again = partial(self._again, call, surroundings)
+                between = call if relaxation is None else call.replaced(relaxation)
+                between = partial(self._between, between, surroundings)
+                memo = self.look_further(again, between, cv, constant, seen)
+        value = Value.apply(plan, fx, message, *memo)
+        return self._outcome(value, aux, call, x, law.logits, has_aux, return_samples)
+
+    def _again(self, call: Call, surroundings: Surroundings | None, x: Tensor) -> Tensor:
+        """f at further points, with the same random numbers as at the samples."""
+        with torch.no_grad(), again(surroundings), quiet_norms():
+            return call(x)[0]
+
+    def _between(self, call: Call, surroundings: Surroundings | None, x: Tensor) -> Tensor:
+        """f at points between the states, to be differentiated."""
+        with again(surroundings), quiet_norms():
+            return call.evaluate(call.relaxed_view(x))[0]
+
+    def _outcome(self, value, aux, call, x, logits, has_aux, return_samples):
+        found = (value, aux) if has_aux else (value,)
+        if return_samples:
+            found = (*found, call.returned(x, logits))
+        return found if len(found) > 1 else value
+
+    def estimate(self, numbers: Tensor | None, dist: Law, at: Evaluated, adapts: bool) -> Tensor:
+        """The estimate for each element of the batch. If it `adapts`, the buffers are updated."""
+        cv = None if numbers is None else self._cast(numbers, at.fx)
+        at = self._prepare(cv, dist, at)
+        if cv is None or not adapts:
+            return stamp(self.gradient(cv, dist, at), at)
+        grad, cv_grad = self.adapt(cv, dist, at)
+        flat = pack(cv_grad)
+        assert self._optimizer is not None
+        # Whatever f returned, nothing enters the control variates that is not finite.
+        useful = flat.isfinite().all()
+        if at.sound is not None:
+            useful = useful & at.sound.any()
+        dtype = self.cv_numbers.dtype
+        flat = torch.where(useful, flat, 0).to(dtype)
+        self._optimizer.step(self.cv_numbers, self.cv_counts, flat)
+        return stamp(grad, at)
+
+    def _cast(self, numbers: Tensor, like: Tensor) -> Any:
+        return self._tree(numbers.to(like.dtype))
+
+    def _prepare(self, cv: Any, dist: Law, at: Evaluated) -> Evaluated:
+        """If something is learned, find the elements of the batch that may enter it."""
+        if cv is None:
+            return at._replace(sound=None)
+        sound = self.is_sound(dist, at)
+        sound = sound if at.sound is None else sound & at.sound
+        at = at._replace(sound=sound)
+        dfx = at.dfx
+        if dfx is not None:
+            dfx = torch.where(expand(sound, dfx.ndim - 1), dfx, 0)
+        return at._replace(fx=at.only_sound(at.fx), dfx=dfx)
+
+    def materialize(self, dist: Any) -> Tensor | None:
+        """Give the buffers the sizes and first values that belong to a distribution, if they have
+        none yet. Returns the control variates; `None` if the estimator learns nothing."""
+        law = dist if isinstance(dist, Law) else distributions.read(dist)
+        shape = (type(law), law.state_shape)
+        if self._met != shape:
+            like = law.with_logits(torch.zeros(law.state_shape, device="cpu"))
+            with torch.no_grad():
+                cv = self.init(like, Seed(self._seed))
+            self._met = shape
+            if cv is None:
+                return None
+            self._optimizer = self.cv_optimizer(cv)
+            self._shapes = tree_map(lambda leaf: leaf.shape, cv)
+            if not self.cv_numbers.numel():
+                self._fill(pack(cv), law.logits)
+        if self._optimizer is None:
+            return None
+        found = self.cv_numbers.numel(), self.cv_counts.numel()
+        needed = self._optimizer.total, self._optimizer.counts
+        if found != needed:
+            raise ValueError(
+                f"This {type(self).__name__} has learned control variates of {found[0]} numbers, "
+                f"but with these settings and logits of shape {tuple(law.logits.shape)} they have "
+                f"{needed[0]}. Give each distribution an estimator of its own, and load a "
+                "state_dict into one with the same settings."
+            )
+        return self.cv_numbers
+
+    def _fill(self, numbers: Tensor, like: Tensor) -> None:
+        assert self._optimizer is not None
+        dtype = compute_dtype(like)
+        # Buffers that are made in inference mode could not be changed outside it.
+        with torch.inference_mode(False), torch.no_grad():
+            rest = torch.zeros(self._optimizer.total - numbers.numel())
+            numbers = torch.cat([numbers.clone(), rest])
+            self.cv_numbers = numbers.to(device=like.device, dtype=dtype)
+            counts = torch.zeros(self._optimizer.counts, dtype=torch.int32, device=like.device)
+            self.cv_counts = counts
+
+    def _check(self, law: Law, context: Tensor | None, indices: bool) -> None:
+        needs, name = self.estimator.needs, type(self).__name__
+        if needs is not None and not getattr(law, needs):
+            raise ValueError(
+                f"{name} needs {NEEDS[needs]}, but was given {type(law).__name__}, which lacks "
+                f"that. {self.estimator.instead}"
+            )
         if context is not None and context.device != law.logits.device:
             raise ValueError(
-                f"The context is on {context.device}, but the distribution on {law.logits.device}: "
-                "move one of them with .to(...)."
+                f"The context is on {context.device}, but the distribution on "
+                f"{law.logits.device}: move one of them with .to(...)."
             )
-        draw = Draw(self, f, law, context)
-        x, token = Sample.apply(law.logits, draw)
-        return draw.evaluate(x, token)
-
-    @property
-    def _state(self) -> State:
-        """The buffers, read from `_buffers`, because attributes of a module take longer to find."""
-        numbers, counts = (self._buffers[name] for name in BUFFERS)
-        return State(numbers, counts if len(counts) else None)  # pyright: ignore[reportArgumentType]
-
-    def _become(self, state: State) -> None:
-        """Store new control variates. `setattr` on a module takes longer than the arithmetic."""
-        for name, array in zip(BUFFERS, state, strict=True):
-            if array is not None:
-                old: Any = self._buffers[name]
-                self._buffers[name] = to_torch(array, old.device).to(old.dtype)
-
-    def _prepare(self, law: Law) -> State | None:
-        """The control variates for a distribution, created if there are none yet."""
-        met = law.kind, law.state_shape
-        if met != self._law:  # setting an attribute of a module is slow
-            self._law = met
-        numbers, counts = self._programs.sizes(*met)
-        if not numbers:
-            return None
-        if not len(self._state.numbers):
-            device = law.logits.device
-            fresh = self._programs.init(*met, self._init_seeds)
-            self.cv_numbers = to_torch(fresh.numbers, device)
-            self.cv_counts = to_torch(fresh.counts, device) if counts else self.cv_counts.to(device)
-        state = self._state
-        sizes = len(state.numbers), 0 if state.counts is None else len(state.counts)
-        if sizes != (numbers, counts):
+        if indices and (self.estimator.needs_gradient or law.state_axes == 1):
+            why = "uses the gradient of f, which whole numbers do not have"
+            if law.state_axes == 1:
+                why = "was given no categories"
             raise ValueError(
-                f"This {type(self.estimator).__name__} has learned control variates of "
-                f"{sizes[0]} numbers, but with these settings and logits of shape "
-                f"{tuple(law.logits.shape)} they have {numbers}. Give each distribution an "
-                "estimator of its own, and load a state_dict into one with the same settings."
+                f"indices=True hands categories to f as whole numbers, but {name} {why}: leave "
+                "indices out, or use an estimator that needs values only, such as RLOO or CARMS."
             )
-        return state
+
+    def _without_f(self) -> str:
+        name = type(self).__name__
+        return (
+            f"{name} estimates the gradient of E[f(x)] and needs f, but was given one argument. "
+            f"Call it as value = estimator(f, dist), with f from states to values: "
+            f"sgt.{name}(...)(lambda x: -loss(x), torch.distributions.Bernoulli(logits=logits)). "
+            "A sample that is differentiated by itself, z = sgt.ReinMax()(logits), exists for "
+            "StraightThrough, ReinMax and GumbelSoftmax, which are biased."
+        )
+
+    def detached(self) -> str:
+        return (
+            f"{type(self).__name__} uses the gradient of f at the samples, but what f returned "
+            "does not depend on its argument in PyTorch's graph: f detaches it (.detach(), "
+            ".item(), .numpy(), torch.no_grad), compares or rounds it. Remove that, or use an "
+            "estimator that needs values only: RLOO, DisARM, ARMS, Reinforce, "
+            "Bronco(use_gradient=False), Lariat(gradients=False)."
+        )
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
         # Buffers that are still empty take the shapes of the loaded ones.
-        for name in BUFFERS:
+        for name in ("cv_numbers", "cv_counts"):
             stored, here = state_dict.get(prefix + name), getattr(self, name)
             if stored is not None and here.shape != stored.shape:
                 setattr(self, name, torch.empty_like(stored, device=here.device))
@@ -166,202 +422,138 @@ class Estimator(nn.Module):
         return self
 
 
-class Draw:
-    """The samples of one call, the values of f, and the estimate after the first backward pass."""
+class Plan:
+    """What the backward pass of a call needs besides tensors."""
 
-    def __init__(
-        self,
-        module: Estimator,
-        f: Callable[[torch.Tensor], torch.Tensor],
-        law: Law,
-        context: torch.Tensor | None,
-    ):
-        self.module, self.f = module, f
-        self.kind, self.batch_shape, self.event_shape = law.kind, law.batch_shape, law.event_shape
-        self.reshaped = law.event_shape != law.state_shape
-        self.device, self.dtype = law.logits.device, compute_dtype(law.logits)
-        self.context = None if context is None else context.detach().to(self.dtype)
-        self.native = native(module.estimator)
-        with GENERATORS, self._precision():
-            self.seeds = draw_seeds()
-            programs = module._programs
-            programs.check(law)
-            if programs.couples_samples:
-                x = programs.sample(self.kind, self.seeds, to_jax(law.logits))
-                self.x = to_torch(x, self.device)
-            else:  # faster than JAX, which would compete for the cores
-                self.x = law.sample(programs.estimator.num_samples)
-            self.version = version(self.x)
-            wanted = torch.is_grad_enabled() and law.logits.requires_grad
-            # A copy, so that changes of the buffers before `backward` make no difference.
-            state = module._prepare(law) if wanted else None
-            self.state = None if state is None else state.map(torch.clone)
-            self.surroundings = Surroundings.here(self.device) if self.native is None else None
-        self.needs_gradient = programs.estimator.needs_gradient
-        self.fx = self.estimate = None
+    def __init__(self, module: Estimator, law: Law, reduction: str, indices: bool, learns: bool):
+        self.module, self.reduction, self.indices = module, reduction, indices
+        self.relaxed = module.relaxed_samples
+        self.kind, self.event_shape = type(law), law.event_shape
+        self.rest = law.settings()
+        self.batch = law.batch_shape
+        self.lead = (module.num_samples, *self.batch)
+        self.learns = learns
+        further = module.further_shapes(law)
+        self.looks_further = bool(further)
+        self.parts = [self.lead, self.batch if reduction == "none" else (), *further]
+        self.sizes = [math.prod(part) for part in self.parts]
 
-    def evaluate(self, x: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-        """Returns the mean of f, and stores the values that the estimate needs later."""
-        fx = self._call(x)
-        self._check_samples()
-        value = fx.mean() if fx.numel() else fx.sum()
-        if not token.requires_grad:
-            return value
-        if self.needs_gradient and not fx.requires_grad:
-            raise RuntimeError(self._detached())
-        self.fx = fx.detach().to(self.dtype, copy=True)
-        return value + token.to(value.dtype)
+    def law(self, logits: Tensor) -> Law:
+        return self.kind(logits, *self.rest, self.event_shape)
 
-    def gradient(
-        self, logits: torch.Tensor, dfx: torch.Tensor | None, cotangent: torch.Tensor
-    ) -> torch.Tensor:
-        """The gradient with respect to the logits. `dfx` is ∇f · cotangent / (K · batch)."""
-        batch = max(math.prod(self.batch_shape), 1)
-        if self.estimate is not None:
-            # Further passes through the same graph.
-            return (self.estimate() * (cotangent / batch)).to(logits.dtype)
-        self._check_samples()
-        if self.needs_gradient and dfx is None:
-            raise RuntimeError(self._detached())
-        factor = cotangent.item() / (batch * len(self.x))
-        if abs(factor) < torch.finfo(self.dtype).tiny or not logits.numel():
-            return torch.zeros_like(logits)
-        if not math.isfinite(factor):
-            return torch.full_like(logits, math.nan)
-        if self.native is not None:
-            estimate = self.native(self.x, self.fx)
-            self.estimate = lambda: estimate
-            return (estimate * (factor * len(self.x))).to(logits.dtype)
-        with self._precision():
-            return self._estimate(logits, dfx, factor)
-
-    def _estimate(self, logits, dfx, factor) -> torch.Tensor:
-        """The gradient at the first pass through the graph. Later passes use `self.estimate`."""
-        programs, module = self.module._programs, self.module
-        given = self.kind, self.seeds, to_jax(logits)
-        fx, optional = to_jax(self.fx), lambda tensor: None if tensor is None else to_jax(tensor)
-        factor = np.asarray(factor, fx.dtype)
-        seen = Seen(to_jax(self.x), fx, optional(dfx), factor, optional(self.context))
-        state = current = None
-        if self.state is not None:
-            state, current = self.state.map(to_jax), module._state.map(to_jax)
-        with programs.evaluating(self._callback):
-            if programs.estimator.looks_further:
-                y, memo = programs.propose(*given, seen, state)
-                y = to_torch(y, self.device).to(self.x.dtype)
-                fy = torch.stack([self._again(points) for points in y])
-                seen = seen._replace(fy=to_jax(fy.to(self.dtype)), memo=memo)
-            adapting = module.training and state is not None
-            kind, seeds, logits_ = given
-            estimate, grad, following = programs.gradient(
-                kind, adapting, seeds, logits_, seen, state, current
-            )
-            # A copy of the estimate's memory, because the caller may change the gradient. On a GPU
-            # JAX may also reuse its memory while PyTorch's operations are queued.
-            grad = to_torch(grad, self.device)
-            grad = grad.clone() if grad.is_cuda else grad
-        self.estimate = partial(to_torch, estimate, self.device)
-        if adapting:
-            module._become(following)
-        return grad
-
-    def _check_samples(self) -> None:
-        if version(self.x) != self.version:
-            raise RuntimeError(
-                "The samples were changed in place, by f or after it, but the estimate needs them "
-                "as they were drawn. Replace operations such as x.mul_(...) or x[...] = ... by "
-                "ones that make a new tensor, or begin f with x = x.clone()."
-            )
-
-    def _call(self, x: torch.Tensor) -> torch.Tensor:
-        lead = (len(self.x), *self.batch_shape)
-        fx = self.f(x.reshape(*lead, *self.event_shape) if self.reshaped else x)
-        name = type(fx).__name__
-        if not isinstance(fx, torch.Tensor):
-            raise TypeError(
-                f"f must return a tensor, but returned a {name}. Wrap it: torch.as_tensor(...)."
-            )
-        if fx.device != self.device:
-            raise ValueError(
-                f"f was given states on {self.device}, but returned values on {fx.device}: move "
-                "what f uses to the device of the logits with .to(...)."
-            )
-        if tuple(fx.shape) != lead:
-            raise ValueError(
-                f"f was given states of shape {(*lead, *self.event_shape)} and must return one "
-                f"number for each, of shape {lead}, but returned shape {tuple(fx.shape)}. Sum over "
-                f"the last {len(self.event_shape)} axes only. Without torch.distributions."
-                "Independent the last axis of variables holds the coordinates of one state."
-            )
-        if fx.is_complex():
-            raise TypeError(f"f must return real numbers, but returned {fx.dtype}.")
-        return fx if fx.is_floating_point() else fx.to(self.dtype)
-
-    def _again(self, x: torch.Tensor) -> torch.Tensor:
-        """f at other points, with the same random numbers as at the samples."""
-        assert self.surroundings is not None
-        with self.surroundings.again():
-            return self._call(x)
-
-    def _callback(self, x: np.ndarray) -> np.ndarray:
-        fx = self._again(torch.from_numpy(x.copy()).to(self.device))
-        return fx.to(self.dtype).cpu().numpy()
-
-    def _precision(self):
-        return enable_x64(self.dtype == torch.float64)
-
-    def _detached(self) -> str:
-        return (
-            f"{type(self.module.estimator).__name__} uses the gradient of f at the samples, but "
-            "what f returned does not depend on its argument in PyTorch's graph: f detaches it "
-            "(.detach(), .item(), .numpy(), torch.no_grad), compares or rounds it. Remove that, or "
-            "use an estimator that needs values only: RLOO, DisARM, ARMS, Reinforce, "
-            "Bronco(use_gradient=False), Lariat(gradients=False)."
+    def backward(self, tensors: tuple, dfx: Tensor | None, message: Tensor, once: bool) -> Tensor:
+        """The gradient with respect to the logits. `dfx` is ∇f times the factor of f in the
+        loss, which the `message` contains together with f and what is known of further points."""
+        logits, x, noise, numbers, context = tensors
+        module = self.module
+        dist = distributions.compute(self.law(logits))
+        fx, factor, *more = (
+            part.reshape(shape)
+            for part, shape in zip(message.split(self.sizes), self.parts, strict=True)
         )
+        size = factor.abs()
+        usable = (size >= torch.finfo(fx.dtype).tiny * len(fx)) & factor.isfinite()
+        if module.needs_gradient:
+            if dfx is None:
+                raise RuntimeError(module.detached())
+            dfx = dfx.reshape(*self.lead, *dist.state_shape).to(fx.dtype)
+            by = torch.where(usable, factor / len(fx), 1)
+            dfx = dfx / expand(by, by.ndim + dist.state_axes)
+        else:
+            dfx = None
+        at = Evaluated(x, fx, dfx, noise=noise, context=context, sound=usable.expand(self.batch))
+        if module.estimator.relaxes:
+            at = at._replace(memo=tuple(more))
+        elif more:
+            at = at._replace(fy=more[0], memo=tuple(more[1:]))
+        adapts = self.learns and once and module.training
+        with exact(logits):
+            grad = module.estimate(numbers, dist, at, adapts)
+        factor, usable, size = (expand(t, t.ndim + dist.state_axes) for t in (factor, usable, size))
+        scaled = torch.where(usable, grad * factor, 0 * factor)
+        return scaled.to(logits.dtype)
 
 
-class Sample(torch.autograd.Function):
-    """The node of the graph before f: from logits to samples, and back.
-
-    The backward pass reaches this node last, with the gradient of f at the samples, computed in the
-    same pass as the gradients of f's own parameters. The second output, a zero that is added to the
-    mean of f, receives the factor of the mean in the loss. With it the pass reaches this node even
-    if no gradient goes through f.
-    """
-
-    @staticmethod
-    def forward(ctx, logits, draw):
-        # The draw keeps a tensor of its own, because this one will refer to this node.
-        x = draw.x.detach()
-        ctx.draw = draw
-        ctx.save_for_backward(logits)
-        ctx.set_materialize_grads(False)
-        if not draw.needs_gradient:
-            ctx.mark_non_differentiable(x)
-        return x, logits.new_zeros((), dtype=draw.dtype)
-
-    @staticmethod
-    def backward(ctx, dfx, cotangent):
-        (logits,) = ctx.saved_tensors
-        if cotangent is None:
-            return None, None
-        with torch.no_grad():
-            grad = ctx.draw.gradient(logits, dfx, cotangent)
-        # With create_graph=True the second derivative may be formed, but not used.
-        return (Once.apply(grad, logits) if torch.is_grad_enabled() else grad), None
+@contextlib.contextmanager
+def again(surroundings: Surroundings | None):
+    """A context in which f draws the same random numbers as at the samples."""
+    with surroundings.again() if surroundings is not None else contextlib.nullcontext():
+        yield
 
 
-class Once(torch.autograd.Function):
-    """An estimate that raises an error if it is differentiated with respect to the logits."""
+def one_thread() -> Any:
+    """A context in which no other thread resets PyTorch's generator to call f again."""
+    return contextlib.nullcontext() if torch.compiler.is_compiling() else GENERATORS
 
-    @staticmethod
-    def forward(ctx, grad, logits):
-        return grad.clone()
 
-    @staticmethod
-    def backward(ctx, *cotangents):
-        raise RuntimeError(
-            "An estimate was differentiated by its logits, as for a second derivative. Its samples "
-            "were drawn with them, so a derivative at fixed samples would be wrong. Add .detach() "
-            "to leave it out. See steingrad.expectation, in JAX, for estimates of a Hessian."
-        )
+def exact(logits: Tensor) -> Any:
+    """A context without autocast, in which estimates are computed."""
+    kind = logits.device.type
+    if torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return contextlib.nullcontext()
+
+
+def native_class(settings: tuple) -> type:
+    """The class of this package for an estimator of `steingrad`."""
+    given = settings[0] if settings else None
+    if type(given) in NATIVE:
+        return NATIVE[type(given)]
+    name = type(given).__name__
+    advice = "Use it in JAX, or use one of the classes of steingrad.torch."
+    if isinstance(given, sg.Estimator):
+        raise TypeError(f"{name} does not exist in PyTorch. {advice}")
+    raise TypeError(
+        f"Estimator takes an estimator such as steingrad.RLOO(2), but was given a {name}. {advice}"
+    )
+
+
+def derivative(function: Callable[[Any], tuple[Tensor, Any]], tree: Any) -> tuple[Any, Any]:
+    """Returns the derivative with respect to a tree, and the second result of the function."""
+    flat = leaves(tree)
+
+    def of_leaves(*flat):
+        parts = iter(flat)
+        return function(tree_map(lambda _: next(parts), tree))
+
+    if torch.compiler.is_compiling() or not learns_here():
+        found, aux = torch.func.grad(of_leaves, tuple(range(len(flat))), has_aux=True)(*flat)
+    else:
+        with torch.enable_grad():
+            inside = [leaf.detach().requires_grad_() for leaf in flat]
+            value, aux = of_leaves(*inside)
+            found = torch.autograd.grad(value, inside, materialize_grads=True)
+        aux = tree_map(torch.Tensor.detach, aux)
+    parts = iter(found)
+    return tree_map(lambda _: next(parts), tree), aux
+
+
+def slope_of(function: Callable[[Tensor], tuple[Tensor, Tensor]], at: Tensor) -> Any:
+    """Returns the derivative at a tensor and the second result of the function, both of which can be
+    differentiated by what the function closes over."""
+    if torch.compiler.is_compiling() or not learns_here():
+        return torch.func.grad(function, has_aux=True)(at)
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        at = at.detach().requires_grad_()
+        value, aux = function(at)
+        (found,) = torch.autograd.grad(value, at, create_graph=again, materialize_grads=True)
+    return found, aux if again else aux.detach()
+
+
+def relative_mean_square(grad: Tensor, at: Evaluated) -> tuple[Tensor, Tensor]:
+    """Returns the mean square of an estimate in units of its size, and the unit, a power of two.
+    Numbers that are not finite count as 0."""
+    if at.sound is not None:
+        grad = torch.where(expand(at.sound, grad.ndim), grad, 0)
+    grad = torch.where(grad.isfinite(), grad, 0)
+    unit = power_of_two(grad.detach().abs().amax())
+    return (grad / unit).square().mean(), unit
+
+
+def times_square(tree: Any, unit: Tensor) -> Any:
+    """Multiply by the square of `unit`; by 0 if the square is near the ends of float32's range."""
+    smallest = sg.base.SMALLEST
+    inside = (unit > smallest) & (unit < 1 / smallest)
+    factor = torch.where(inside, torch.where(inside, unit, 0) ** 2, 0)
+    return tree_map(lambda g: g * factor, tree)

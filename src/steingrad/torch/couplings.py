@@ -1,0 +1,41 @@
+"""Coupled samples of bits: each sample is exact by itself, and two samples are seldom equal."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, softplus
+
+from .distributions import uniform
+
+
+def antithetic_pairs(log_odds: Tensor, num_samples: int, generator) -> Tensor:
+    """K/2 pairs of bits with one uniform number for each pair. The first half holds every b = 1[u >
+    1 − p], the second every 1[u < p]."""
+    u = uniform((num_samples // 2, *log_odds.shape), log_odds, generator)
+    p = torch.sigmoid(log_odds)
+    return torch.cat([1 - u < p, u < p])
+
+
+def mutually_antithetic(log_odds: Tensor, num_samples: int, generator) -> Tensor:
+    """K bits of probability p ≤ ½, from the logits of p, that share a Dirichlet vector."""
+    u = uniform((num_samples, *log_odds.shape), log_odds, generator)
+    e = -torch.log1p(-u)
+    # 1 − D is a share of the total. It is small only for the largest e, where the sum of the others
+    # must not be a difference.
+    largest = torch.zeros_like(e, dtype=torch.bool).scatter(0, e.argmax(0, keepdim=True), True)
+    total = e.sum(0)
+    others = torch.where(largest, torch.where(largest, 0, e).sum(0), total - e)
+    return others / total < torch.exp(logsigmoid(log_odds) / (num_samples - 1))
+
+
+def both_rare(log_odds: Tensor, num_samples: int) -> Tensor:
+    """P(b₁ = b₂ = 1) of `mutually_antithetic` bits."""
+    root = torch.exp(logsigmoid(log_odds) / (num_samples - 1))
+    return (2 * root - 1).clamp(min=0) ** (num_samples - 1)
+
+
+def debias(log_odds: Tensor, num_samples: int) -> Tensor:
+    """θ (1 − θ) / (θ − P(b₁ = b₂ = 1)) of `mutually_antithetic` bits; see
+    `steingrad.estimators.couplings.debias`."""
+    others = num_samples - 1
+    root = torch.expm1(softplus(log_odds.abs()) / others).clamp(max=1)  # p^(−1/(K−1)) − 1
+    return torch.sigmoid(log_odds.abs()) / -torch.expm1(others * torch.log1p(-root))

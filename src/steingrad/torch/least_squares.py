@@ -1,0 +1,143 @@
+"""Least-squares coefficients of control variates, from moving averages over past steps."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..estimators.least_squares import DECAY, LARGEST, LIMIT, RIDGE, WARM_UP
+from .arrays import expand, inner, leave_one_out, tree_map
+from .evaluated import Evaluated
+
+
+class Products(NamedTuple):
+    """Moving averages of the products of terms, with the estimate itself in the first row and
+    column, in units of the square of f's spread."""
+
+    matrix: Tensor
+    weight: Tensor
+    """The moving average of 1, which shows how many steps there have been."""
+    log_unit: Tensor
+    """The logarithm to base 2 of the mean spread of f, the unit."""
+
+    @classmethod
+    def zero(cls, num_terms: int) -> "Products":
+        return cls(torch.zeros(1 + num_terms, 1 + num_terms), torch.zeros(()), torch.zeros(()))
+
+    def unit(self, spread: Tensor) -> Tensor:
+        """The spread of f in past steps or, if it is not known yet, in this step."""
+        now = spread.mean()
+        first = torch.where((now > 0) & now.isfinite(), now, 1)
+        return torch.where(self.matrix[0, 0] > 0, self.log_unit.exp2(), first)
+
+    def influence(self, spread: Tensor) -> Tensor:
+        """A factor for each element of the batch, below 1 if its f is spread more than `LIMIT`
+        units."""
+        limit = LIMIT * self.unit(spread)
+        return torch.where(spread > limit, limit / torch.where(spread > 0, spread, 1), 1)
+
+    def factors(self, spread: Tensor, at: Evaluated) -> Tensor:
+        """The factors of the batch's elements in products; 0 for those that are not sound."""
+        return at.only_sound(self.influence(spread) / self.unit(spread))
+
+    def step(
+        self, products: Tensor, weight: Tensor, spread: Tensor, decay: float = DECAY
+    ) -> "Products":
+        """The new averages. `products` are in units of `unit(spread)`."""
+        unit, now = self.unit(spread), spread.mean()
+        # The unit is a moving average, too. No element of the batch counts more than `LIMIT`.
+        growth = 1 + (1 - decay) * ((spread / unit).clamp(max=LIMIT).mean() - weight)
+        growth = torch.where(now > 0, growth, 1)
+        # Nor does a step count that is far from the past in one of the terms alone.
+        past, new = self.matrix.diagonal(), products.diagonal() * self.weight
+        excess = torch.where(past > 0, new / (LIMIT**2 * torch.where(past > 0, past, 1)), 0)
+        products = products / excess.amax().clamp(min=1)
+        log_unit = (unit.log2() + growth.log2()).clamp(-LARGEST, LARGEST)
+        # As long as f did not vary, the unit was not known, and the averages are of no use.
+        old = torch.where(self.matrix[0, 0] > 0, self.matrix, 0)
+        return Products(
+            (decay * old + (1 - decay) * products) / growth**2,
+            decay * self.weight + (1 - decay) * weight,
+            log_unit,
+        )
+
+    def coefficients(self, decay: float = DECAY, ridge: float = RIDGE) -> Tensor:
+        """The c that minimise the mean square of G₀ + Σ cₘ Gₘ; 0 in the first steps."""
+        gram, target = self.matrix[1:, 1:], self.matrix[1:, 0]
+        square = gram.diagonal()
+        present = square > 0
+        scale = torch.where(present, torch.where(present, square, 1).rsqrt(), 0)
+        unit = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        gram = scale[:, None] * gram * scale + ridge * unit
+        # Without a check whether it succeeded, for which the host would have to wait.
+        solved, _ = torch.linalg.solve_ex(gram, scale * target)
+        return torch.where(self.weight > 1 - decay ** (WARM_UP - 0.5), -scale * solved, 0)
+
+
+class Terms(NamedTuple):
+    """An estimate and its control variates, Gₘ = Σᵣ wₘᵣ bᵣ. The basis b consists of the K scores
+    and of the vectors that some terms add."""
+
+    weights: Tensor
+    """`[terms, basis, *batch]`."""
+    basis: Tensor
+    num_scores: int
+
+    @classmethod
+    def of(cls, terms: list[tuple[Tensor, Any]], score: Tensor) -> "Terms":
+        """Each term is 1/K Σₖ wₖ sₖ + v, given as w and v (or `None`)."""
+        added = [m for m, (_, vector) in enumerate(terms) if vector is not None]
+        weights = torch.stack([weights for weights, _ in terms])
+        rows = weights / weights.shape[1]
+        if added:
+            unit = torch.eye(len(terms), dtype=weights.dtype, device=weights.device)[:, added]
+            unit = expand(unit, weights.ndim).expand(*unit.shape, *weights.shape[2:])
+            rows = torch.cat([rows, unit], 1)
+            score = torch.cat([score, torch.stack([terms[m][1] for m in added])])
+        return cls(rows, score, weights.shape[1])
+
+    def products(self, factors: Tensor) -> Tensor:
+        """GₘᵀGₙ, averaged over the batch, each element times the square of its factor."""
+        scores, basis = self.num_scores, self.basis
+        weights = torch.cat([self.weights[:, :scores] * factors, self.weights[:, scores:]], 1)
+        vectors = basis[scores:] * expand(factors, basis.ndim - 1)
+        basis = torch.cat([basis[:scores], vectors])
+        axes = basis.ndim - self.weights.ndim + 1
+        batch = self.weights.shape[2:].numel()
+        flat = basis.reshape(len(basis), batch, -1) if axes else basis.reshape(len(basis), batch, 1)
+        gram = torch.einsum("rbi,qbi->brq", flat, flat)
+        weights = weights.reshape(*weights.shape[:2], batch)
+        return torch.einsum("mrb,brq,nqb->mn", weights, gram, weights) / batch
+
+    def combine(self, coefficients: Tensor) -> Tensor:
+        """G₀ + Σ cₘ Gₘ for each element of the batch."""
+        weights = self.weights[0] + torch.tensordot(coefficients, self.weights[1:], 1)
+        return (expand(weights, self.basis.ndim) * self.basis).sum(0)
+
+
+def unless_outgrown(averages: Any, products: Products, at: Evaluated) -> Any:
+    """New averages, or zeros if f has become far smaller than the old `products`."""
+    known = torch.where(products.matrix[0, 0] > 0, products.log_unit.exp2(), 0)
+    forget = at.has_outgrown(known)
+    return tree_map(lambda leaf: torch.where(forget, 0, leaf), averages)
+
+
+def spread_of(at: Evaluated) -> Tensor:
+    """How far f at the samples of each element of the batch is from f at the other samples."""
+    return at.only_sound(leave_one_out(at.fx).abs().amax(0))
+
+
+def inner_products(terms: tuple[Tensor, ...], factors: Tensor) -> Tensor:
+    """The inner products of vectors, averaged over the batch, where each is multiplied by its
+    element's factor. An element with the factor 0 may be NaN."""
+    factors = expand(factors, terms[0].ndim)
+    weighed = [torch.where(factors > 0, factors * term, 0) for term in terms]
+    batch = max(factors.numel(), 1)
+    count = len(terms)
+    found = {
+        (m, n): inner(weighed[m].reshape(-1), weighed[n].reshape(-1), 1) / batch
+        for m in range(count)
+        for n in range(m, count)
+    }
+    rows = [[found[min(m, n), max(m, n)] for n in range(count)] for m in range(count)]
+    return torch.stack([torch.stack(row) for row in rows])
