@@ -98,12 +98,12 @@ def main() -> None:
         }
         contestants = {BY_HAND: torch_contestant(samples)}
         for name, module in modules.items():
-            contestants[f"{name} through the bridge"] = torch_contestant(samples, module)
+            contestants[f"{name} here"] = torch_contestant(samples, module)
         for name in ("rloo", "rodeo"):
             config = Config(estimator=name, samples=samples, dataset="mnist")
             contestants[f"{name} in JAX"] = contestant(config)[0]
         result = summarise(per_step(race(contestants, arguments.rounds)), BY_HAND)
-        targets = {f"{name} through the bridge": f"≤ {most}" for name, most in TARGETS.items()}
+        targets = {f"{name} here": f"≤ {most}" for name, most in TARGETS.items()}
         show(
             f"Training step, K = {samples}: ratio to RLOO by hand in PyTorch {torch.__version__}",
             result,

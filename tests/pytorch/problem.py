@@ -6,10 +6,15 @@ import numpy as np
 import torch
 
 import steingrad as sg
+import steingrad.torch as sgt
 
 BATCH = 3
-JAX_KINDS = {"bernoulli": sg.Bernoulli, "categorical": sg.Categorical}
-EVENTS = {"bernoulli": (5,), "categorical": (4, 3)}
+JAX_KINDS = {
+    "bernoulli": sg.Bernoulli,
+    "categorical": sg.Categorical,
+    "subset": lambda l: sg.Subset(l, 2),
+}
+EVENTS = {"bernoulli": (5,), "categorical": (4, 3), "subset": (5,)}
 
 
 def numbers(seed, *shape):
@@ -24,6 +29,8 @@ def logits(kind, dtype=torch.float64, batch=(BATCH,)):
 def law(kind, logits):
     if kind == "bernoulli":
         return torch.distributions.Bernoulli(logits=logits, validate_args=False)
+    if kind == "subset":
+        return sgt.Subset(logits, 2)
     return torch.distributions.OneHotCategorical(logits=logits, validate_args=False)
 
 

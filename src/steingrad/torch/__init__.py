@@ -21,3 +21,4 @@ from .estimators import Relax as Relax
 from .estimators import Rodeo as Rodeo
 from .estimators import StraightThrough as StraightThrough
 from .module import Estimator as Estimator
+from .subset import Subset as Subset

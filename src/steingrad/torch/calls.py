@@ -220,17 +220,6 @@ class Returned(torch.autograd.Function):
         )
 
 
-def learns_here() -> bool:
-    """Whether control variates can be adapted: not inside a transform of `torch.func`, where a
-    buffer must not change."""
-    if torch.compiler.is_compiling():
-        return True
-    return torch._C._functorch.maybe_current_level() is None
-
-
-_QUIET = threading.local()
-
-
 @contextlib.contextmanager
 def quiet_norms():
     """A context in which batch normalisation uses the statistics of its batch, as in training, and

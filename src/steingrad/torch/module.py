@@ -18,13 +18,13 @@ from .arrays import (
     Surroundings,
     compute_dtype,
     expand,
-    leaves,
     pack,
     power_of_two,
     tree_map,
     unpack,
 )
-from .calls import Call, Sample, Value, learns_here, quiet_norms
+from .calls import Call, Sample, Value, quiet_norms
+from .derivatives import derivative, learns_here
 from .distributions import Law
 from .evaluated import Evaluated, stamp
 from .optimizers import Adam, Optimizer
@@ -63,8 +63,6 @@ class Estimator(nn.Module):
 
     kind: ClassVar[Any] = sg.Estimator
     """The class of `steingrad` whose settings, checks and names this estimator has."""
-    num_memos: ClassVar[int] = 0
-    """The number of tensors in the memo of `propose`."""
     cv_numbers: Any
     cv_counts: Any
 
@@ -154,10 +152,14 @@ class Estimator(nn.Module):
     def further_shapes(self, dist: Law) -> list[tuple[int, ...]]:
         """The shapes of the tensors that `look_further` returns; none if it is not called."""
         own = (self.num_further(dist), self.num_samples, *dist.batch_shape)
-        return [own] * (1 + self.num_memos) if own[0] else []
+        return [own] * (1 + self.num_memos(dist)) if own[0] else []
 
     def num_further(self, dist: Law) -> int:
         """The number of further points for each sample."""
+        return 0
+
+    def num_memos(self, dist: Law) -> int:
+        """The number of tensors in the memo of `propose`."""
         return 0
 
     def gradient(self, cv: Any, dist: Law, at: Evaluated) -> Tensor:
@@ -506,39 +508,6 @@ def native_class(settings: tuple) -> type:
     raise TypeError(
         f"Estimator takes an estimator such as steingrad.RLOO(2), but was given a {name}. {advice}"
     )
-
-
-def derivative(function: Callable[[Any], tuple[Tensor, Any]], tree: Any) -> tuple[Any, Any]:
-    """Returns the derivative with respect to a tree, and the second result of the function."""
-    flat = leaves(tree)
-
-    def of_leaves(*flat):
-        parts = iter(flat)
-        return function(tree_map(lambda _: next(parts), tree))
-
-    if torch.compiler.is_compiling() or not learns_here():
-        found, aux = torch.func.grad(of_leaves, tuple(range(len(flat))), has_aux=True)(*flat)
-    else:
-        with torch.enable_grad():
-            inside = [leaf.detach().requires_grad_() for leaf in flat]
-            value, aux = of_leaves(*inside)
-            found = torch.autograd.grad(value, inside, materialize_grads=True)
-        aux = tree_map(torch.Tensor.detach, aux)
-    parts = iter(found)
-    return tree_map(lambda _: next(parts), tree), aux
-
-
-def slope_of(function: Callable[[Tensor], tuple[Tensor, Tensor]], at: Tensor) -> Any:
-    """Returns the derivative at a tensor and the second result of the function, both of which can be
-    differentiated by what the function closes over."""
-    if torch.compiler.is_compiling() or not learns_here():
-        return torch.func.grad(function, has_aux=True)(at)
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        at = at.detach().requires_grad_()
-        value, aux = function(at)
-        (found,) = torch.autograd.grad(value, at, create_graph=again, materialize_grads=True)
-    return found, aux if again else aux.detach()
 
 
 def relative_mean_square(grad: Tensor, at: Evaluated) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from .arrays import expand, pack, tree_map, unpack
+from .derivatives import derivative, slope_of
 from .evaluated import Evaluated
-from .module import Estimator, derivative, relative_mean_square, slope_of, times_square
+from .module import Estimator, relative_mean_square, times_square
 from .optimizers import Adam
 
 Control = Callable[[Tensor], Tensor]

@@ -30,6 +30,11 @@ def stein_terms(
     operator: Gibbs, surrogate: Any, cv: Any, dist: Any, at: Evaluated, score: Tensor
 ) -> tuple:
     """−1/(K−1) Σⱼ≠ₖ (A hⱼ)(xⱼ) s(xₖ) and (A (h*ₖ s))(xₖ), as `Terms.of` takes them."""
+    if not dist.is_product:
+        raise TypeError(
+            f"The Stein terms of RODEO take independent coordinates in PyTorch, but were given a "
+            f"{type(dist).__name__}: use Bronco or Lariat without a surrogate, or JAX."
+        )
     flips = dist.flips(at.x)
     h, h_star = surrogates.evaluate(surrogate, cv, dist, flips, at)
     weights, axes = flips.conditional / dist.num_coordinates, flips.slot_axes

@@ -44,6 +44,8 @@ class Guess(NamedTuple):
     """The part of the guess that comes from the tables of values, in units of the scale."""
     weight: Tensor
     """The coefficient a of the slope in the guess."""
+    slope: Tensor
+    """The first-order model of f: its gradient, or the mean effect of each coordinate."""
 
 
 class Bronco(Estimator):
@@ -76,7 +78,6 @@ class Bronco(Estimator):
         products: Products
 
     kind = sg.Bronco
-    num_memos = 2
 
     def init(self, dist, seed):
         d, m = dist.flip_shape
@@ -88,12 +89,15 @@ class Bronco(Estimator):
     def cv_optimizer(self, cv):
         return Optimizer(cv)
 
+    def num_memos(self, dist):
+        return 2 if dist.is_product else 3
+
     def num_further(self, dist):
         flips = self.estimator.flips
         return default_flips(math.prod(dist.slot_shape)) if flips is None else flips
 
     def noise(self, dist, generator):
-        shape = (2, 1, self.num_samples, *dist.batch_shape)
+        shape = (self.num_memos(dist), 1, self.num_samples, *dist.batch_shape)
         logits = dist.logits
         return torch.rand(shape, dtype=logits.dtype, device=logits.device, generator=generator)
 
@@ -107,8 +111,9 @@ class Bronco(Estimator):
         return tree_map(lambda leaf: torch.where(forget, 0, leaf), cv)
 
     def propose(self, cv, dist, at):
-        """Draw the neighbours at which to evaluate f. The uniform numbers are evenly spaced, so that
-        two flips of a sample are seldom the same. The memo is the slots and their π."""
+        """Draw the neighbours at which to evaluate f. The uniform numbers are evenly spaced, so
+        that two flips of a sample are seldom the same. The memo is the slots, their π, and the partners
+        that change with them in a `Subset`."""
         cv, flips = self.past(cv, at), dist.flips(at.x)
         of_coordinates = relative_errors(cv.error, cv.size, cv.flips)
         of_values = None if cv.tables is None else cv.tables.importance(one_flip(cv))
@@ -118,7 +123,11 @@ class Bronco(Estimator):
         slots, probability = flips.choose(
             of_coordinates, of_values, uniforms, self.estimator.uniform
         )
-        return flips.moved(slots), (slots.to(probability.dtype), probability)
+        memo = slots.to(probability.dtype), probability
+        if dist.is_product:
+            return flips.moved(slots), memo
+        partners = flips.draw_partners(slots, uniforms[2])
+        return flips.moved(slots, partners), (*memo, partners.to(probability.dtype))
 
     def gradient(self, cv, dist, at):
         guess = self.guess(self.past(cv, at), dist, at)
@@ -156,7 +165,8 @@ class Bronco(Estimator):
             scale = torch.where(now > JUMP * scale, now, scale)
         else:
             number = cv.effect[..., 1] + ERROR * cv.effect[..., 1].mean() + TINY
-            linear = flips.by_effect(cv.effect[..., 0] / number)
+            effect = cv.effect[..., 0] / number
+            linear, dfx = flips.by_effect(effect), effect[:, 1] - effect[:, 0]
             linear = torch.where(flips.conditional > 0, linear, 0)
         mean, deviation = cv.value / (cv.steps + TINY), cv.deviation / (cv.steps + TINY)
         value = (at.fx - mean) / torch.where(deviation > 0, deviation, 1)
@@ -172,7 +182,7 @@ class Bronco(Estimator):
         if cv.tables is not None:
             residual = cv.tables.change(at.x, one_flip(cv))
             change = change + scale * residual
-        return Guess(flips, in_units, value, scale, change, residual, a)
+        return Guess(flips, in_units, value, scale, change, residual, a.expand(change.shape), dfx)
 
     def learn(self, cv: Any, dist: Any, at: Evaluated, guess: Guess) -> Any:
         """The sums with this step's flips added."""
@@ -277,4 +287,7 @@ def changes(at: Evaluated, guess: Guess, slots: Tensor) -> tuple[Tensor, Tensor,
     """
     possible = guess.flips.at_slots(guess.flips.conditional.expand(guess.change.shape), slots)
     change = torch.where(possible == 0, 0, at.fy - at.fx)
-    return change, change, 0.0
+    if len(at.memo) == 2:
+        return change, change, 0.0
+    further, chance = guess.flips.by_chance(slots, at.memo[2].long(), guess.slope)
+    return change, change - guess.flips.at_slots(guess.weight, slots) * chance, further

@@ -11,9 +11,10 @@ from ... import estimators as sg
 from ...estimators.lariat import SHRINK
 from .. import stein, surrogates
 from ..arrays import expand, inner, leave_one_out, mean_of_others, power_of_two, tree_map
+from ..derivatives import derivative
 from ..evaluated import Evaluated
 from ..least_squares import Products, Terms, spread_of, unless_outgrown
-from ..module import Estimator, derivative, relative_mean_square, times_square
+from ..module import Estimator, relative_mean_square, times_square
 from ..optimizers import Adam
 
 

@@ -8,9 +8,10 @@ from torch import Tensor
 from ... import estimators as sg
 from .. import stein, surrogates
 from ..arrays import leave_one_out, tree_map
+from ..derivatives import derivative
 from ..evaluated import Evaluated
 from ..least_squares import Products, Terms, spread_of, unless_outgrown
-from ..module import Estimator, derivative, relative_mean_square, times_square
+from ..module import Estimator, relative_mean_square, times_square
 from ..optimizers import Adam
 
 
