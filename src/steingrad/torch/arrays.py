@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 TINY = 1e-30
-"""The least pivot of `solve`: a feature that is always 0 then has the coefficient 0."""
+"""The least pivot of `factorise`: a feature that is always 0 then has the coefficient 0."""
 # PyTorch has one generator for all threads. It is reset while f is called again.
 GENERATORS = threading.RLock()
 
@@ -66,34 +66,33 @@ def power_of_two(size: Tensor) -> Tensor:
     return torch.where(usable, torch.exp2(torch.where(usable, size, 1).log2().floor() + 1), 1)
 
 
-def solve(gram: Tensor, right: Tensor) -> Tensor:
-    """The solutions of many small positive definite systems `[..., n, n]`, as in
-    `steingrad.fast.solve`. A library's solver would take the systems one by one, and report to the
-    host whether it succeeded."""
-    n = right.shape[-1]
-    factor: dict[tuple[int, int], Tensor] = {}
+def factorise(gram: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Cholesky's factors of many small matrices `[..., n, n]`: their diagonal, and for each column
+    what is below it. A library's routine would take the matrices one by one, and report to the host
+    whether it succeeded."""
+    n = gram.shape[-1]
+    # The bound is the rounding error of a feature that depends linearly on the others.
+    least = 1e-6 * gram.diagonal(dim1=-2, dim2=-1) + TINY
+    pivots, lowers = [], []
     for j in range(n):
-        diagonal = gram[..., j, j]
-        left = diagonal
-        for k in range(j):
-            left = left - factor[j, k] ** 2
-        factor[j, j] = torch.maximum(left, 1e-6 * diagonal + TINY).sqrt()
-        for i in range(j + 1, n):
-            left = gram[..., i, j]
-            for k in range(j):
-                left = left - factor[i, k] * factor[j, k]
-            factor[i, j] = left / factor[j, j]
+        pivots.append(torch.maximum(gram[..., 0, 0], least[..., j]).sqrt())
+        lowers.append(gram[..., 1:, 0] / pivots[j][..., None])
+        if j < n - 1:
+            gram = gram[..., 1:, 1:] - lowers[j][..., :, None] * lowers[j][..., None, :]
+    return pivots, lowers
+
+
+def substitute(pivots: list[Tensor], lowers: list[Tensor], right: Tensor) -> Tensor:
+    """The solutions of the systems whose factors these are."""
     y: list[Tensor] = []
-    for i in range(n):
-        left = right[..., i]
-        for k in range(i):
-            left = left - factor[i, k] * y[k]
-        y.append(left / factor[i, i])
-    for i in reversed(range(n)):
+    for pivot, lower in zip(pivots, lowers, strict=True):
+        y.append(right[..., 0] / pivot)
+        right = right[..., 1:] - lower * y[-1][..., None]
+    for i in reversed(range(len(y))):
         left = y[i]
-        for k in range(i + 1, n):
-            left = left - factor[k, i] * y[k]
-        y[i] = left / factor[i, i]
+        for k in range(i + 1, len(y)):
+            left = left - lowers[i][..., k - i - 1] * y[k]
+        y[i] = left / pivots[i]
     return torch.stack(y, -1)
 
 

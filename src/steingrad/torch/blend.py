@@ -27,10 +27,10 @@ def blend(
         return blended, None
     # f may be finite at the samples and not at further points, on which g depends.
     finite = grad.isfinite().flatten(-dist.state_axes).all(-1)
-    factors = torch.where(finite, products.factors(spread, at), 0)
+    factors = torch.where(finite, products.factors(spread, unit, at), 0)
     share = at.only_sound(finite.to(spread.dtype)).mean()
     found = inner_products((grad, by_score, scores), factors)
-    return blended, products.step(found, share, spread, DECAY)
+    return blended, products.step(found, share, spread, unit, DECAY)
 
 
 def coefficients(products: Products) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree
 
 from .arrays import compute_dtype
 from .distributions import Law
@@ -51,7 +50,9 @@ class Call:
                     f"returned a {type(found).__name__}: return values, aux."
                 )
             found, aux = found
-            aux = _pytree.tree_map(lambda a: a.detach() if isinstance(a, Tensor) else a, aux)
+            aux = torch.utils._pytree.tree_map(
+                lambda a: a.detach() if isinstance(a, Tensor) else a, aux
+            )
         return self._checked(found, x, tuple(lead)), aux
 
     def _checked(self, fx: Any, x: Tensor, lead: tuple[int, ...]) -> Tensor:

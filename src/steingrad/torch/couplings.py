@@ -1,8 +1,7 @@
 """Coupled samples of bits: each sample is exact by itself, and two samples are seldom equal."""
 
 import torch
-from torch import Tensor
-from torch.nn.functional import logsigmoid, softplus
+from torch import Tensor, nn
 
 from .distributions import uniform
 
@@ -24,12 +23,12 @@ def mutually_antithetic(log_odds: Tensor, num_samples: int, generator) -> Tensor
     largest = torch.zeros_like(e, dtype=torch.bool).scatter(0, e.argmax(0, keepdim=True), True)
     total = e.sum(0)
     others = torch.where(largest, torch.where(largest, 0, e).sum(0), total - e)
-    return others / total < torch.exp(logsigmoid(log_odds) / (num_samples - 1))
+    return others / total < torch.exp(nn.functional.logsigmoid(log_odds) / (num_samples - 1))
 
 
 def both_rare(log_odds: Tensor, num_samples: int) -> Tensor:
     """P(b₁ = b₂ = 1) of `mutually_antithetic` bits."""
-    root = torch.exp(logsigmoid(log_odds) / (num_samples - 1))
+    root = torch.exp(nn.functional.logsigmoid(log_odds) / (num_samples - 1))
     return (2 * root - 1).clamp(min=0) ** (num_samples - 1)
 
 
@@ -37,5 +36,7 @@ def debias(log_odds: Tensor, num_samples: int) -> Tensor:
     """θ (1 − θ) / (θ − P(b₁ = b₂ = 1)) of `mutually_antithetic` bits; see
     `steingrad.estimators.couplings.debias`."""
     others = num_samples - 1
-    root = torch.expm1(softplus(log_odds.abs()) / others).clamp(max=1)  # p^(−1/(K−1)) − 1
+    root = torch.expm1(nn.functional.softplus(log_odds.abs()) / others).clamp(
+        max=1
+    )  # p^(−1/(K−1)) − 1
     return torch.sigmoid(log_odds.abs()) / -torch.expm1(others * torch.log1p(-root))

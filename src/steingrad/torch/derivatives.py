@@ -38,7 +38,7 @@ def derivative(function: Callable[[Any], tuple[Tensor, Any]], tree: Any) -> tupl
 
 
 def slope_of(function: Callable[[Tensor], tuple[Tensor, Tensor]], at: Tensor) -> Any:
-    """Returns the derivative at a tensor and the second result of the function, both of which can be
+    """Returns the derivative at a tensor and the second result of the function. Both can be
     differentiated by what the function closes over."""
     if torch.compiler.is_compiling() or not learns_here():
         return torch.func.grad(function, has_aux=True)(at)

@@ -4,9 +4,8 @@ import math
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributions as td
-from torch.nn import functional
 
 from .arrays import compute_dtype, expand
 from .flips import BitFlips, Flips, ValueFlips
@@ -41,7 +40,8 @@ class Law:
 
     def with_logits(self, logits: Tensor) -> Any:
         """The same kind of distribution with other logits."""
-        return type(self)(logits, *self.settings(), self.event_shape)
+        kind: Any = type(self)
+        return kind(logits, *self.settings(), self.event_shape)
 
     @property
     def is_binary(self) -> bool:
@@ -122,6 +122,34 @@ class Law:
         """The changes of single coordinates from which `Bronco` draws."""
         raise NotImplementedError
 
+    # The following methods exist for independent coordinates.
+
+    @property
+    def value_logits(self) -> Tensor:
+        """log q(xᵢ = v) up to a constant for each coordinate, of shape `[*batch, d, m]`."""
+        raise NotImplementedError
+
+    @property
+    def log_odds(self) -> Tensor:
+        """log q(xᵢ = v₁) − log q(xᵢ = v₀) if there are two values."""
+        raise NotImplementedError
+
+    def by_values(self, gradient: Tensor) -> Tensor:
+        """The gradient with respect to the logits, given that with respect to `value_logits`."""
+        raise NotImplementedError
+
+    def by_log_odds(self, gradient: Tensor) -> Tensor:
+        """The gradient with respect to the logits, given that with respect to `log_odds`."""
+        raise NotImplementedError
+
+    def index(self, x: Tensor) -> Tensor:
+        """The index of each coordinate's value, from the stored state."""
+        raise NotImplementedError
+
+    def from_index(self, index: Tensor) -> Tensor:
+        """The inverse of `index`."""
+        raise NotImplementedError
+
     def soften(self, temperature: Any) -> Tensor:
         """The mean at a temperature."""
         return self.relax(self.logits, temperature)
@@ -175,26 +203,23 @@ class Bernoulli(Law):
         return gradient, self.variance
 
     @property
-    def log_odds(self) -> Tensor:
-        """log q(xᵢ = 1) − log q(xᵢ = 0)."""
+    def log_odds(self):
         return self.logits
 
     @property
-    def value_logits(self) -> Tensor:
+    def value_logits(self):
         return torch.stack([torch.zeros_like(self.logits), self.logits], -1)
 
-    def by_log_odds(self, gradient: Tensor) -> Tensor:
-        """The gradient with respect to the logits, given that with respect to `log_odds`."""
+    def by_log_odds(self, gradient):
         return gradient
 
-    def by_values(self, gradient: Tensor) -> Tensor:
-        """The gradient with respect to the logits, given that with respect to `value_logits`."""
+    def by_values(self, gradient):
         return gradient[..., 1]
 
-    def index(self, x: Tensor) -> Tensor:
+    def index(self, x):
         return x.long()
 
-    def from_index(self, index: Tensor) -> Tensor:
+    def from_index(self, index):
         return index.to(self.logits.dtype)
 
     def flips(self, x):
@@ -216,7 +241,7 @@ class Bernoulli(Law):
     def latent_given(self, x, noise):
         # x = 1: a logistic variable given that it is positive.
         sign = 2 * x - 1
-        return sign * functional.softplus(noise + functional.softplus(sign * self.location()))
+        return sign * nn.functional.softplus(noise + nn.functional.softplus(sign * self.location()))
 
 
 class Categorical(Law):
@@ -241,10 +266,10 @@ class Categorical(Law):
     def stored(self, x):
         return x.argmax(-1)
 
-    def index(self, x: Tensor) -> Tensor:
+    def index(self, x):
         return x
 
-    def from_index(self, index: Tensor) -> Tensor:
+    def from_index(self, index):
         return index
 
     def score(self, x):
@@ -275,17 +300,17 @@ class Categorical(Law):
         return gradient, self.mean
 
     @property
-    def log_odds(self) -> Tensor:
+    def log_odds(self):
         return self.logits[..., 1] - self.logits[..., 0]
 
     @property
-    def value_logits(self) -> Tensor:
+    def value_logits(self):
         return self.logits
 
-    def by_log_odds(self, gradient: Tensor) -> Tensor:
+    def by_log_odds(self, gradient):
         return torch.stack([-gradient, gradient], -1)
 
-    def by_values(self, gradient: Tensor) -> Tensor:
+    def by_values(self, gradient):
         return gradient
 
     def flips(self, x):

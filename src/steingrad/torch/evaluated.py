@@ -1,6 +1,6 @@
 """The inputs of an estimate, and what all estimates that learn have in common."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,13 +17,13 @@ class Evaluated(NamedTuple):
     """The samples as they are stored, of shape `[K, *batch, d]`."""
     fx: Tensor
     """f at the samples, of shape `[K, *batch]`."""
-    dfx: Tensor | None = None
+    dfx: Any = None
     """∇f at the samples, of shape `[K, *batch, *state_shape]`."""
-    fy: Tensor | None = None
+    fy: Any = None
     """f at the further points that were proposed, of shape `[n, K, *batch]`."""
     memo: tuple[Tensor, ...] = ()
     """What `propose` returned with the further points."""
-    noise: Tensor | None = None
+    noise: Any = None
     """The random numbers of the estimate."""
     context: Tensor | None = None
     """A further input of the control variates, of shape `[*batch, c]`."""

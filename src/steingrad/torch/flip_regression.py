@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..estimators.flip_regression import COMMON, ERROR, OWN, POWER
-from .arrays import TINY, solve
+from .arrays import TINY, factorise, substitute
 
 
 def coefficients(gram: Tensor, cross: Tensor, flips: Tensor, first: Tensor) -> Tensor:
@@ -12,9 +12,15 @@ def coefficients(gram: Tensor, cross: Tensor, flips: Tensor, first: Tensor) -> T
     flips; see `steingrad.estimators.flip_regression.coefficients`."""
     total, total_cross = gram.sum(0), cross.sum(0)
     one_flip = total.diagonal() / (flips + TINY) + TINY
-    right = total_cross + COMMON * one_flip * first
-    common = solve(total + torch.diag(COMMON * one_flip), right)
-    return solve(gram + torch.diag(OWN * one_flip), cross + OWN * one_flip * common)
+    # The systems of all coordinates and the common one are factorised together.
+    grams = torch.cat(
+        [gram + torch.diag(OWN * one_flip), (total + COMMON * torch.diag(one_flip))[None]]
+    )
+    pivots, lowers = factorise(grams)
+    last = lambda parts: [part[-1] for part in parts]
+    common = substitute(last(pivots), last(lowers), total_cross + COMMON * one_flip * first)
+    own = lambda parts: [part[:-1] for part in parts]
+    return substitute(own(pivots), own(lowers), cross + OWN * one_flip * common)
 
 
 def relative_errors(error: Tensor, size: Tensor, flips: Tensor) -> Tensor:

@@ -40,8 +40,12 @@ class Flips:
         """The index of the new value."""
         raise NotImplementedError
 
-    def moved(self, slots: Tensor) -> Tensor:
+    def moved(self, slots: Tensor, partners: Tensor | None = None) -> Tensor:
         """The states after these changes."""
+        raise NotImplementedError
+
+    def draw_partners(self, slots: Tensor, uniforms: Tensor) -> Tensor:
+        """The elements that change together with these bits, for a `Subset`."""
         raise NotImplementedError
 
     def first_order(self, gradient: Tensor) -> Tensor:
@@ -117,7 +121,7 @@ class BitFlips(Flips):
     def there(self, slots):
         return 1 - self.here(slots)
 
-    def moved(self, slots):
+    def moved(self, slots, partners=None):
         there = 1 - self.at_slots(self.x, slots)
         x = self.x.expand(len(slots), *self.x.shape)
         return x.scatter(-1, slots[..., None], there[..., None])
@@ -190,7 +194,7 @@ class ValueFlips(Flips):
     def there(self, slots):
         return slots % self.dist.num_values
 
-    def moved(self, slots):
+    def moved(self, slots, partners=None):
         x = self.x.expand(len(slots), *self.x.shape)
         return x.scatter(-1, self.coordinate_of(slots)[..., None], self.there(slots)[..., None])
 

@@ -30,21 +30,26 @@ class Products(NamedTuple):
         first = torch.where((now > 0) & now.isfinite(), now, 1)
         return torch.where(self.matrix[0, 0] > 0, self.log_unit.exp2(), first)
 
-    def influence(self, spread: Tensor) -> Tensor:
+    def influence(self, spread: Tensor, unit: Tensor) -> Tensor:
         """A factor for each element of the batch, below 1 if its f is spread more than `LIMIT`
         units."""
-        limit = LIMIT * self.unit(spread)
+        limit = LIMIT * unit
         return torch.where(spread > limit, limit / torch.where(spread > 0, spread, 1), 1)
 
-    def factors(self, spread: Tensor, at: Evaluated) -> Tensor:
+    def factors(self, spread: Tensor, unit: Tensor, at: Evaluated) -> Tensor:
         """The factors of the batch's elements in products; 0 for those that are not sound."""
-        return at.only_sound(self.influence(spread) / self.unit(spread))
+        return at.only_sound(self.influence(spread, unit) / unit)
 
     def step(
-        self, products: Tensor, weight: Tensor, spread: Tensor, decay: float = DECAY
+        self,
+        products: Tensor,
+        weight: Tensor,
+        spread: Tensor,
+        unit: Tensor,
+        decay: float = DECAY,
     ) -> "Products":
-        """The new averages. `products` are in units of `unit(spread)`."""
-        unit, now = self.unit(spread), spread.mean()
+        """The new averages. `products` are in units of `unit`, the unit of this spread."""
+        now = spread.mean()
         # The unit is a moving average, too. No element of the batch counts more than `LIMIT`.
         growth = 1 + (1 - decay) * ((spread / unit).clamp(max=LIMIT).mean() - weight)
         growth = torch.where(now > 0, growth, 1)

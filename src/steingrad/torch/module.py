@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -86,7 +85,7 @@ class Estimator(nn.Module):
     ):
         super().__init__()
         given = settings[0] if settings and isinstance(settings[0], sg.Estimator) else None
-        self.estimator = self.kind(*settings, **more) if given is None else given
+        self.estimator: Any = self.kind(*settings, **more) if given is None else given
         """The estimator of `steingrad` that has the same settings."""
         self.cv_learning_rate = cv_learning_rate
         # The initial control variates are fixed when the module is built, like any weights.
@@ -142,8 +141,8 @@ class Estimator(nn.Module):
 
     def look_further(self, f: Any, between: Any, cv: Any, dist: Law, at: Evaluated) -> tuple:
         """What the estimate needs of f besides its values and gradients at the samples, as tensors
-        of the shapes that `further_shapes` says. `f` takes states, as `dist` stores them, and has no
-        graph; `between` takes points between the states and has one."""
+        of the shapes that `further_shapes` says. `f` takes states, as `dist` stores them, and has
+        no graph; `between` takes points between the states and has one."""
         with exact(dist.logits):
             y, memo = self.propose(cv, dist, at)
         # One call for each point, so that f always sees the shape of the samples.
@@ -441,7 +440,8 @@ class Plan:
         self.sizes = [math.prod(part) for part in self.parts]
 
     def law(self, logits: Tensor) -> Law:
-        return self.kind(logits, *self.rest, self.event_shape)
+        kind: Any = self.kind
+        return kind(logits, *self.rest, self.event_shape)
 
     def backward(self, tensors: tuple, dfx: Tensor | None, message: Tensor, once: bool) -> Tensor:
         """The gradient with respect to the logits. `dfx` is ∇f times the factor of f in the

@@ -16,8 +16,8 @@ ALMOST_ZERO = 1e-30
 class Subset(Law):
     """Exactly k of d elements, as in a router that chooses k experts: `steingrad.Subset`.
 
-    `logits` has shape `[*batch, d]`, and f gets k ones and d − k zeros. Element i is a member with a
-    probability that grows with its logit; a constant added to all logits changes nothing.
+    `logits` has shape `[*batch, d]`, and f gets k ones and d − k zeros. An element is a member with
+    a probability that grows with its logit. A constant added to all logits changes nothing.
 
     >>> import torch, steingrad.torch as sgt
     >>> logits = torch.zeros(4, 8, requires_grad=True)

@@ -3,8 +3,7 @@
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
 from .. import surrogates as sg
 from .arrays import expand, inner, mean_of_others, others
@@ -79,7 +78,7 @@ def network(cv: dict, value: Tensor, linear: Tensor, slope: float) -> Tensor:
     """H and H* along the first axis, elementwise over tensors that broadcast together."""
     w_value, w_linear = cv["w_in"]
     hidden = value[..., None] * w_value + linear[..., None] * w_linear + cv["b_in"]
-    hidden = functional.leaky_relu(hidden, slope)
+    hidden = nn.functional.leaky_relu(hidden, slope)
     if "w_mid" in cv:
-        hidden = functional.leaky_relu(hidden @ cv["w_mid"] + cv["b_mid"], slope)
+        hidden = nn.functional.leaky_relu(hidden @ cv["w_mid"] + cv["b_mid"], slope)
     return (hidden @ cv["w_out"] + cv["b_out"]).movedim(-1, 0)

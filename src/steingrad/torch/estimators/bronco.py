@@ -17,7 +17,7 @@ from ...estimators.bronco import (
     UNUSUAL,
     default_flips,
 )
-from ..arrays import TINY, expand, tree_map
+from ..arrays import TINY, expand, pack, tree_map, unpack
 from ..blend import blend
 from ..evaluated import Evaluated
 from ..flip_regression import ERROR, coefficients, relative_errors, sums_by_coordinate
@@ -83,8 +83,9 @@ class Bronco(Estimator):
         d, m = dist.flip_shape
         effect = None if self.estimator.use_gradient else torch.zeros(d, m, 2)
         moments = torch.zeros(d, 3, 3), torch.zeros(d, 3), torch.zeros(d), torch.zeros(d)
-        five = [torch.zeros(()) for _ in range(5)]
-        return self.CV(*moments, *five, effect, ValueTables.zero(d, m), Products.zero(2))
+        zero = torch.zeros(())
+        rest: Any = (zero, zero, zero, zero, zero, effect, ValueTables.zero(d, m), Products.zero(2))
+        return self.CV(*moments, *rest)
 
     def cv_optimizer(self, cv):
         return Optimizer(cv)
@@ -108,12 +109,13 @@ class Bronco(Estimator):
     def past(self, cv: Any, at: Evaluated) -> Any:
         """The sums, or zeros if f has become far smaller than it was."""
         forget = at.has_outgrown(cv.change / (cv.steps + TINY))
-        return tree_map(lambda leaf: torch.where(forget, 0, leaf), cv)
+        # Of one vector of all sums, so that the operation is done once.
+        return unpack(tree_map(lambda leaf: leaf.shape, cv), torch.where(forget, 0, pack(cv)))
 
     def propose(self, cv, dist, at):
-        """Draw the neighbours at which to evaluate f. The uniform numbers are evenly spaced, so
-        that two flips of a sample are seldom the same. The memo is the slots, their π, and the partners
-        that change with them in a `Subset`."""
+        """Draw the neighbours at which to evaluate f. The memo is the slots, their π, and the
+        partners that change with them in a `Subset`. The uniform numbers are evenly spaced, so that
+        two flips of a sample are seldom the same."""
         cv, flips = self.past(cv, at), dist.flips(at.x)
         of_coordinates = relative_errors(cv.error, cv.size, cv.flips)
         of_values = None if cv.tables is None else cv.tables.importance(one_flip(cv))
@@ -137,8 +139,8 @@ class Bronco(Estimator):
         past = self.past(cv, at)
         guess = self.guess(past, dist, at)
         grad, products = self.blended(cv, dist, at, guess, True)
-        following = self.learn(past, dist, at, guess)._replace(products=products)
-        return grad, tree_map(torch.sub, cv, following)
+        following = self.learn(past, dist, at, guess)._replace(products=products)  # already packed
+        return grad, pack(cv) - pack(following)
 
     def blended(self, cv: Any, dist: Any, at: Evaluated, guess: Guess, learn: bool) -> tuple:
         """The estimate, blended with the score-function estimate, and the averages for the next
@@ -148,8 +150,8 @@ class Bronco(Estimator):
         if following is None:
             return grad, None
         # In the first step there is no baseline, so nothing can be learned.
-        keep = lambda new, old: torch.where(cv.steps > 0, new, old)
-        following = tree_map(keep, following, cv.products)
+        past = pack(cv.products)
+        following = torch.where(cv.steps > 0, pack(following), past)
         return grad, unless_outgrown(following, cv.products, at)
 
     def guess(self, cv: Any, dist: Any, at: Evaluated) -> Guess:

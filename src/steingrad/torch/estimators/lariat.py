@@ -4,13 +4,12 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
 from ... import estimators as sg
 from ...estimators.lariat import SHRINK
 from .. import stein, surrogates
-from ..arrays import expand, inner, leave_one_out, mean_of_others, power_of_two, tree_map
+from ..arrays import expand, inner, leave_one_out, mean_of_others, pack, power_of_two, tree_map
 from ..derivatives import derivative
 from ..evaluated import Evaluated
 from ..least_squares import Products, Terms, spread_of, unless_outgrown
@@ -70,7 +69,8 @@ class Lariat(Estimator):
     def adapt(self, cv, dist, at):
         own, past = self.estimator, cv.averages.products
         spread, context, surrogate = spread_of(at), None, None
-        factors, coefficients = past.factors(spread, at), self._coefficients(cv)
+        scale = past.unit(spread)
+        factors, coefficients = past.factors(spread, scale, at), self._coefficients(cv)
         if own.context_size == 0 and cv.surrogate is None:
             terms = self._terms(cv, dist, at)
             grad, products = terms.combine(coefficients), terms.products(factors)
@@ -86,31 +86,31 @@ class Lariat(Estimator):
                 return square + fit, (grad, unit, terms.products(factors))
 
             learned, (grad, unit, products) = derivative(loss, (cv.context, cv.surrogate))
-            context = times_square(learned[0], power_of_two(past.unit(spread)))
+            context = times_square(learned[0], power_of_two(scale))
             surrogate = times_square(learned[1], unit)
-        weight, influence = at.sound_share, at.only_sound(past.influence(spread))
+        weight, influence = at.sound_share, at.only_sound(past.influence(spread, scale))
         middle = self._value(cv, at)
         value = weight * middle + (influence * (at.fx - middle)).mean()
         memory = None
         if own._remembers:
             of_sound = expand(at.only_sound(torch.ones_like(influence)), at.fx.ndim - 1)
             of_sound = expand(of_sound, of_sound.ndim + dist.state_axes)
-            slope, scale = dist.slope(expand(influence, grad.ndim) * grad)
+            slope, variance = dist.slope(expand(influence, grad.ndim) * grad)
             if own.gradients:
-                slope, scale = expand(influence, grad.ndim) * at.dfx, torch.ones_like(at.dfx)
+                slope, variance = expand(influence, grad.ndim) * at.dfx, torch.ones_like(at.dfx)
             batch = lambda v: v.reshape(-1, *dist.state_shape).mean(0)
-            memory = batch(slope), batch(scale * of_sound)
+            memory = batch(slope), batch(variance * of_sound)
         average = lambda old, new: own.decay * old + (1 - own.decay) * new
         following = Averages(
-            past.step(products, weight, spread, own.decay),
+            past.step(products, weight, spread, scale, own.decay),
             average(cv.averages.value, value),
             tree_map(average, cv.averages.memory, memory),
         )
         size = cv.averages.value / past.weight.clamp(min=1 - own.decay)
         forget = at.has_outgrown(size)
-        following = tree_map(lambda leaf: torch.where(forget, 0, leaf), following)
-        following = unless_outgrown(following, past, at)
-        return grad, self.CV(tree_map(torch.sub, cv.averages, following), context, surrogate)
+        # Of one vector of all averages, so that each operation is done once.
+        following = unless_outgrown(torch.where(forget, 0, pack(following)), past, at)
+        return grad, self.CV(pack(cv.averages) - following, context, surrogate)
 
     def _coefficients(self, cv: Any) -> Tensor:
         return cv.averages.products.coefficients(self.estimator.decay, self.estimator.ridge)
@@ -187,7 +187,7 @@ class Lariat(Estimator):
             )
         inputs = at.context
         if self.estimator.hidden:
-            inputs = functional.leaky_relu(inputs @ maps["w_in"] + maps["b_in"])
+            inputs = nn.functional.leaky_relu(inputs @ maps["w_in"] + maps["b_in"])
         outputs = inputs @ maps["w_out"] + maps["b_out"]
         return outputs[..., 0], outputs[..., 1:].reshape(*dist.batch_shape, *dist.state_shape)
 

@@ -11,8 +11,8 @@ from ..relaxations import Relaxing, initial_log_temperature, relaxed_estimate
 
 class Rebar(Relaxing):
     """`steingrad.Rebar(num_samples=1)`. f must accept relaxed states, and be continuous and
-    differentiable there (twice); otherwise pass a `relaxation` with the call. f is evaluated between
-    the states in the forward pass.
+    differentiable there (twice); otherwise pass a `relaxation` with the call. f is evaluated
+    between the states in the forward pass.
 
     >>> import torch, steingrad.torch as sgt
     >>> logits, estimator = torch.zeros(3, requires_grad=True), sgt.Rebar()

@@ -4,8 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
 from ... import estimators as sg
 from ..relaxations import Relaxing, initial_log_temperature, relaxed_estimate
@@ -63,4 +62,4 @@ def network(weights: dict[str, Tensor], context: Tensor | None, z: Tensor) -> Te
     if context is not None:
         # The context is the same for all samples, so one product is enough.
         hidden = hidden + context @ w_context
-    return functional.leaky_relu(hidden, 0.3) @ weights["w_out"] + weights["b_out"]
+    return nn.functional.leaky_relu(hidden, 0.3) @ weights["w_out"] + weights["b_out"]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ... import estimators as sg
 from .. import stein, surrogates
-from ..arrays import leave_one_out, tree_map
+from ..arrays import leave_one_out, pack
 from ..derivatives import derivative
 from ..evaluated import Evaluated
 from ..least_squares import Products, Terms, spread_of, unless_outgrown
@@ -59,7 +59,8 @@ class Rodeo(Estimator):
         if self.estimator.coefficients == "learned":
             return super().adapt(cv, dist, at)
         spread = spread_of(at)
-        factors = cv.products.factors(spread, at)
+        scale = cv.products.unit(spread)
+        factors = cv.products.factors(spread, scale, at)
 
         def mean_square(surrogate):
             terms = self._terms(self.CV(surrogate, None, None), dist, at)
@@ -68,9 +69,9 @@ class Rodeo(Estimator):
             return square, (grad, unit, terms.products(factors))
 
         surrogate, (grad, unit, products) = derivative(mean_square, cv.surrogate)
-        following = cv.products.step(products, at.sound_share, spread)
-        following = unless_outgrown(following, cv.products, at)
-        step = tree_map(torch.sub, cv.products, following)
+        following = cv.products.step(products, at.sound_share, spread, scale)
+        # Of one vector of all averages, so that each operation is done once.
+        step = pack(cv.products) - unless_outgrown(pack(following), cv.products, at)
         return grad, self.CV(times_square(surrogate, unit), None, None, step)
 
     def _coefficients(self, cv: Any, at: Evaluated) -> Tensor:
