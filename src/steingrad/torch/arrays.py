@@ -37,6 +37,11 @@ def mean_of_others(values: Tensor) -> Tensor:
     return (values.sum(0) - values) / (len(values) - 1)
 
 
+def mean_of_samples(values: Tensor) -> Tensor:
+    """The mean over the samples, without an operation if there is one."""
+    return values[0] if len(values) == 1 else values.mean(0)
+
+
 def leave_one_out(values: Tensor) -> Tensor:
     """Each value minus the mean of the others. All are taken relative to the first, so that a large
     constant in all values costs no digits."""

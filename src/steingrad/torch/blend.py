@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..estimators.blend import DECAY, RIDGE, WARM_UP
-from .arrays import TINY, expand
+from .arrays import TINY, mean_of_samples
 from .evaluated import Evaluated
 from .least_squares import Products, inner_products
 
@@ -19,17 +19,21 @@ def blend(
     c1, c2 = coefficients(products)
     off = at.fx - baseline
     spread = at.only_sound(off.abs().mean(0))
-    unit, score = products.unit(spread), dist.score(at.x)
-    scores = unit * score.mean(0)
-    by_score = (expand(off, score.ndim) * score).mean(0) - grad
-    blended = grad + c1 * by_score + c2 * scores
+    unit, ones = products.unit(spread), torch.ones_like(off)
+    if dist.state_axes == 1:
+        score = dist.score(at.x)
+        scores, by_score = mean_of_samples(score), mean_of_samples(off[..., None] * score)
+    else:  # without an array of the size of all samples
+        scores, by_score = (dist.weighted_score(w / len(off), at.x) for w in (ones, off))
+    terms = torch.stack([grad, by_score - grad, unit * scores])
+    blended = torch.tensordot(torch.stack([torch.ones_like(c1), c1, c2]), terms, 1)
     if not learn:
         return blended, None
     # f may be finite at the samples and not at further points, on which g depends.
     finite = grad.isfinite().flatten(-dist.state_axes).all(-1)
     factors = torch.where(finite, products.factors(spread, unit, at), 0)
     share = at.only_sound(finite.to(spread.dtype)).mean()
-    found = inner_products((grad, by_score, scores), factors)
+    found = inner_products(terms, factors)
     return blended, products.step(found, share, spread, unit, DECAY)
 
 

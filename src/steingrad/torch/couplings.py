@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from .arrays import others as samples_but_one
 from .distributions import uniform
 
 
@@ -18,11 +19,13 @@ def mutually_antithetic(log_odds: Tensor, num_samples: int, generator) -> Tensor
     """K bits of probability p ≤ ½, from the logits of p, that share a Dirichlet vector."""
     u = uniform((num_samples, *log_odds.shape), log_odds, generator)
     e = -torch.log1p(-u)
-    # 1 − D is a share of the total. It is small only for the largest e, where the sum of the others
-    # must not be a difference.
-    largest = torch.zeros_like(e, dtype=torch.bool).scatter(0, e.argmax(0, keepdim=True), True)
+    # 1 − D is a share of the total: a sum, because a difference would lose digits where it is small.
     total = e.sum(0)
-    others = torch.where(largest, torch.where(largest, 0, e).sum(0), total - e)
+    if num_samples <= 4:
+        others = samples_but_one(e).sum(0)
+    else:
+        largest = torch.zeros_like(e, dtype=torch.bool).scatter(0, e.argmax(0, keepdim=True), True)
+        others = torch.where(largest, torch.where(largest, 0, e).sum(0), total - e)
     return others / total < torch.exp(nn.functional.logsigmoid(log_odds) / (num_samples - 1))
 
 

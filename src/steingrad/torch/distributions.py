@@ -256,8 +256,9 @@ class Categorical(Law):
     def draw(self, count, generator=None):
         p = torch.softmax(self.logits, -1)
         rows = p.reshape(-1, p.shape[-1])
-        drawn = torch.multinomial(rows, count, replacement=True, generator=generator)
-        return drawn.T.reshape(count, *p.shape[:-1])
+        # For a single draw PyTorch would take one random number for each value.
+        drawn = torch.multinomial(rows, max(count, 2), replacement=True, generator=generator)
+        return drawn[:, :count].T.reshape(count, *p.shape[:-1])
 
     def one_hot(self, x):
         index = torch.arange(self.num_values, device=x.device)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arrays import TINY
+from .arrays import TINY, mean_of_samples
 
 
 class Flips:
@@ -51,6 +51,10 @@ class Flips:
     def first_order(self, gradient: Tensor) -> Tensor:
         """∇ᵀ (y − x)."""
         raise NotImplementedError
+
+    def first_order_at(self, gradient: Tensor, slots: Tensor) -> Tensor:
+        """`first_order` at the slots that were drawn."""
+        return self.at_slots(self.first_order(gradient), slots)
 
     def by_effect(self, effect: Tensor) -> Tensor:
         """The difference of the mean effects of two values, given as `[d, m]`."""
@@ -136,7 +140,7 @@ class BitFlips(Flips):
         return coefficients * self.sign
 
     def local_gradient(self, change):
-        return self.size * (self.sign * change).mean(0)
+        return self.size * mean_of_samples(self.sign * change)
 
 
 class ValueFlips(Flips):
@@ -202,6 +206,11 @@ class ValueFlips(Flips):
         here = self.x.expand(gradient.shape[:-1])[..., None]
         return gradient - gradient.gather(-1, here)
 
+    def first_order_at(self, gradient, slots):
+        m = self.dist.num_values
+        here = self.coordinate_of(slots) * m + self.here(slots)
+        return self.at_slots(gradient, slots) - self.at_slots(gradient, here)
+
     def by_effect(self, effect):
         lead = self.x.shape[:-1]
         here = effect.expand(*lead, *effect.shape).gather(-1, self.x[..., None])
@@ -212,5 +221,5 @@ class ValueFlips(Flips):
         return coefficients - torch.where(self.present, total, 0)
 
     def local_gradient(self, change):
-        terms = self.p * torch.where(self.present, 0, change).mean(0)
+        terms = self.p * mean_of_samples(torch.where(self.present, 0, change))
         return terms - self.p * terms.sum(-1, keepdim=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..estimators.least_squares import DECAY, LARGEST, LIMIT, RIDGE, WARM_UP
-from .arrays import expand, inner, leave_one_out, tree_map
+from .arrays import expand, leave_one_out, tree_map
 from .evaluated import Evaluated
 
 
@@ -132,17 +132,10 @@ def spread_of(at: Evaluated) -> Tensor:
     return at.only_sound(leave_one_out(at.fx).abs().amax(0))
 
 
-def inner_products(terms: tuple[Tensor, ...], factors: Tensor) -> Tensor:
-    """The inner products of vectors, averaged over the batch, where each is multiplied by its
-    element's factor. An element with the factor 0 may be NaN."""
-    factors = expand(factors, terms[0].ndim)
-    weighed = [torch.where(factors > 0, factors * term, 0) for term in terms]
+def inner_products(terms: Tensor, factors: Tensor) -> Tensor:
+    """The inner products of vectors `[terms, *batch, ...]`, averaged over the batch, where each is
+    multiplied by its element's factor. An element with the factor 0 may be NaN."""
     batch = max(factors.numel(), 1)
-    count = len(terms)
-    found = {
-        (m, n): inner(weighed[m].reshape(-1), weighed[n].reshape(-1), 1) / batch
-        for m in range(count)
-        for n in range(m, count)
-    }
-    rows = [[found[min(m, n), max(m, n)] for n in range(count)] for m in range(count)]
-    return torch.stack([torch.stack(row) for row in rows])
+    flat = terms.reshape(len(terms), batch, -1).transpose(0, 1) * factors.reshape(-1, 1, 1)
+    products = flat @ flat.mT
+    return torch.where(factors.reshape(-1, 1, 1) > 0, products, 0).sum(0) / batch

@@ -31,7 +31,8 @@ class Sticks(NamedTuple):
 
 def break_sticks(value_logits: Tensor) -> Sticks:
     log_probs, order = torch.log_softmax(value_logits, -1).sort(dim=-1, stable=True)
-    log_tail = log_probs.flip(-1).logcumsumexp(-1).flip(-1)
+    # From the largest to the smallest, so every sum has all its digits.
+    log_tail = log_probs.exp().flip(-1).cumsum(-1).flip(-1).log()
     places = torch.arange(order.shape[-1], device=order.device).expand(order.shape)
     rank = torch.empty_like(order).scatter_(-1, order, places)
     return Sticks(order, rank, log_probs, log_tail)
@@ -39,8 +40,9 @@ def break_sticks(value_logits: Tensor) -> Sticks:
 
 def first_of(sticks: Sticks, bits: Tensor) -> Tensor:
     """The category of the first bit that is 1; the last category if all bits are 0."""
-    last = torch.ones_like(bits[..., :1])
-    first = torch.cat([bits, last], -1).to(torch.uint8).argmax(-1, keepdim=True)
+    count = sticks.order.shape[-1]
+    places = torch.arange(count - 1, dtype=sticks.log_probs.dtype, device=bits.device)
+    first = torch.where(bits, places, count - 1).amin(-1, keepdim=True).long()
     return sticks.order.expand(*first.shape[:-1], -1).gather(-1, first)[..., 0]
 
 

@@ -160,7 +160,7 @@ class Bronco(Estimator):
         flips, scale = dist.flips(at.x), cv.change / (cv.steps + TINY)
         if self.estimator.use_gradient:
             # A slope that is not finite tells nothing. Any guess leaves the estimate unbiased.
-            dfx = torch.where(at.dfx.isfinite(), at.dfx, 0)
+            dfx = at.dfx.nan_to_num(0.0, 0.0, 0.0)
             # Values of probability 0 must not enter the scale.
             linear = torch.where(flips.conditional > 0, flips.first_order(dfx), 0)
             now = linear.abs().sum() / (at.fx.numel() * math.prod(dist.slot_shape))
@@ -194,7 +194,7 @@ class Bronco(Estimator):
         change, mean_change, further = changes(at, guess, slots)
         sound = change.isfinite() if at.sound is None else change.isfinite() & at.sound
         if self.estimator.use_gradient:
-            sound = sound & known(flips.first_order(at.dfx)).isfinite()
+            sound = sound & flips.first_order_at(at.dfx, slots).isfinite()
         change, mean_change = (torch.where(sound, c, 0) for c in (change, mean_change))
         seen, share = change.abs().mean(), sound.to(change.dtype).mean()
         scale = torch.where(guess.scale > 0, guess.scale, torch.where(seen > 0, seen, 1))
