@@ -20,7 +20,7 @@ from steingrad_lab.training import Config
 
 STEPS = 20
 BY_HAND = "RLOO by hand"
-TARGETS = {"RLOO": 1.05, "Bronco": 1.2, "Lariat": 1.2, "Rodeo": 1.6}
+TARGETS = {"RLOO": 1.0, "DisARM": 1.0, "Bronco": 1.12, "Lariat": 1.15, "Rodeo": 1.5}
 
 
 def mlp(*sizes: int) -> nn.Sequential:
@@ -90,20 +90,22 @@ def main() -> None:
     results = {}
     for samples in arguments.samples:
         # Bronco with the same number of evaluations: one sample and flips.
-        modules = {
+        modules: dict[str, sgt.Estimator] = {
             "RLOO": sgt.RLOO(samples),
             "Bronco": sgt.Bronco(1, flips=samples - 1),
             "Lariat": sgt.Lariat(samples),
             "Rodeo": sgt.Rodeo(samples),
         }
+        if samples % 2 == 0:
+            modules["DisARM"] = sgt.DisARM(samples)
         contestants = {BY_HAND: torch_contestant(samples)}
         for name, module in modules.items():
-            contestants[f"{name} here"] = torch_contestant(samples, module)
+            contestants[f"{name} of steingrad.torch"] = torch_contestant(samples, module)
         for name in ("rloo", "rodeo"):
             config = Config(estimator=name, samples=samples, dataset="mnist")
             contestants[f"{name} in JAX"] = contestant(config)[0]
         result = summarise(per_step(race(contestants, arguments.rounds)), BY_HAND)
-        targets = {f"{name} here": f"≤ {most}" for name, most in TARGETS.items()}
+        targets = {f"{name} of steingrad.torch": f"≤ {most}" for name, most in TARGETS.items()}
         show(
             f"Training step, K = {samples}: ratio to RLOO by hand in PyTorch {torch.__version__}",
             result,

@@ -24,7 +24,8 @@ def mutually_antithetic(log_odds: Tensor, num_samples: int, generator) -> Tensor
     if num_samples <= 4:
         others = samples_but_one(e).sum(0)
     else:
-        largest = torch.zeros_like(e, dtype=torch.bool).scatter(0, e.argmax(0, keepdim=True), True)
+        index = e.argmax(0, keepdim=True)
+        largest = torch.zeros_like(e, dtype=torch.bool).scatter(0, index, True)
         others = torch.where(largest, torch.where(largest, 0, e).sum(0), total - e)
     return others / total < torch.exp(nn.functional.logsigmoid(log_odds) / (num_samples - 1))
 
