@@ -19,7 +19,7 @@ def mutually_antithetic(log_odds: Tensor, num_samples: int, generator) -> Tensor
     """K bits of probability p ≤ ½, from the logits of p, that share a Dirichlet vector."""
     u = uniform((num_samples, *log_odds.shape), log_odds, generator)
     e = -torch.log1p(-u)
-    # 1 − D is a share of the total: a sum, because a difference would lose digits where it is small.
+    # 1 − D is a share of the total: a sum, since a difference would lose digits where it is small.
     total = e.sum(0)
     if num_samples <= 4:
         others = samples_but_one(e).sum(0)
