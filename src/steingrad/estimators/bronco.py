@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ..arrays import as_index, check_whole, scatter
 from ..distributions.base import Distribution
@@ -205,8 +205,7 @@ class Bronco(Estimator):
 
     def past(self, cv: Any, at: Evaluated) -> Any:
         """The sums, or zeros if f has become far smaller than it was."""
-        forget = at.has_outgrown(cv.change / (cv.steps + TINY))
-        return jax.tree.map(lambda leaf: jnp.where(forget, 0, leaf), cv)
+        return unless(at.has_outgrown(cv.change / (cv.steps + TINY)), cv)
 
     def propose(self, cv, dist, at):
         guess = self.guess(cv, dist, at)
@@ -218,7 +217,10 @@ class Bronco(Estimator):
 
     def adapt(self, cv, dist, at):
         grad, products = self.blended(cv, dist, at)
-        following = self.learn(cv, dist, at, *at.memo)
+        # A step that forgets learns nothing: beside sums that were too large, what it would add is
+        # lost to rounding in some of them, and not in others.
+        forget = at.has_outgrown(cv.change / (cv.steps + TINY))
+        following = unless(forget, self.learn(cv, dist, at, *at.memo))
         following = eqx.tree_at(lambda cv: cv.products, following, products)
         return grad, jax.tree.map(jnp.subtract, cv, following)
 
@@ -350,6 +352,11 @@ class Bronco(Estimator):
             tables=tables,
             products=cv.products,
         )
+
+
+def unless(forget: Bool[Array, ""], tree: Any) -> Any:
+    """The same arrays, or zeros if `forget`."""
+    return jax.tree.map(lambda leaf: jnp.where(forget, 0, leaf), tree)
 
 
 def sums_of_values(cv: Any, at: Evaluated, seen: Float[Array, ""]) -> dict[str, Float[Array, ""]]:

@@ -178,7 +178,10 @@ class Lariat(Estimator):
     def adapt(self, cv, dist: Any, at):
         past = cv.averages.products
         spread = spread_of(at)
-        factors = past.factors(spread, at)
+        # If all samples of an element are equal, an accident shows in its distance, not its spread.
+        middle = self._value(cv, at)
+        far = jnp.max(jnp.abs(at.fx - middle), axis=0), middle
+        factors = past.factors(spread, at, *far)
 
         @eqx.filter_grad(has_aux=True)
         def loss(learned):
@@ -193,8 +196,7 @@ class Lariat(Estimator):
         (context, surrogate), (grad, unit, products) = loss((cv.context, cv.surrogate))
         context = times_square(context, power_of_two(past.unit(spread)))
         surrogate = times_square(surrogate, unit)
-        weight, influence = at.sound_share, at.only_sound(past.influence(spread))
-        middle = self._value(cv, at)
+        weight, influence = at.sound_share, at.only_sound(past.influence(spread, *far))
         value = weight * middle + mean(influence * (at.fx - middle))
         memory = None
         if self._remembers:
