@@ -22,7 +22,6 @@ from .derivatives import (
 )
 from .estimators import Gradients, base
 from .estimators.base import Problem, pose
-from .fast import mean
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -121,23 +120,49 @@ def expectation(problem: Problem) -> Any:
 @eqx.filter_custom_vjp
 def _expectation(differentiable, problem):
     (_, _, (objective, args)), problem = typed_keys((differentiable, problem))
-    estimator, dist = problem.estimator, problem.dist
-    sample_key, f_key, _ = jax.random.split(problem.key, 3)
-    x = estimator.draw(sample_key, dist)
+    x, weights = base.draw(problem)
+    _, f_key, _ = jax.random.split(problem.key, 3)
     fx, aux = objective(f_key, x, *args)
-    weighs = estimator.weighs_samples and fx.size
-    weights = estimator.weights(dist, x) if weighs else None
-    value = mean(fx if weights is None else base.weighted(fx, weights))
+    value = base.average(problem, fx, weights)
     return (value, aux) if problem.has_aux else value
 
 
 @_expectation.def_fwd
 def _forward(perturbed, differentiable, problem):
-    problem = typed_keys(problem)
-    parameters, cv, objective_and_args = differentiable
-    moving, still = eqx.partition(objective_and_args, perturbed[2])
+    parameters, _, objective_and_args = differentiable
+    problem, moving = _posed(perturbed, differentiable, problem)
     if problem.on_devices:
         check_shared(moving, (parameters, objective_and_args))
+    seen, aux = base.observe(problem)
+    value = base.average(problem, seen.values.fx, seen.weights)
+    value, aux, seen = drawn_with(parameters, (value, aux, seen))
+    return (value, aux) if problem.has_aux else value, raw_keys(seen)
+
+
+@_expectation.def_bwd
+def _backward(seen, cotangent, perturbed, differentiable, problem):
+    parameters, cv, objective_and_args = differentiable
+    problem, _ = _posed(perturbed, differentiable, problem)
+    cotangent = cotangent[0] if problem.has_aux else cotangent
+    if problem.reduce:
+        cotangent = cotangent / base.batch_size(problem)
+    # The samples are constants here, but the cotangent may depend on the parameters.
+    grads = drawn_with(parameters, base.estimate(problem, typed_keys(seen), cotangent))
+    grads = base.scaled(problem, grads, cotangent, parameters)
+    found = grads.parameters, grads.cv, grads.args[0]
+    if not problem.on_devices:
+        return found
+    # As always in JAX, gradients are summed over devices; those of control variates are averaged.
+    reduce = jax.lax.psum, jax.lax.pmean, jax.lax.psum
+    return tuple(map(over_devices, reduce, found, (parameters, cv, objective_and_args)))
+
+
+def _posed(perturbed, differentiable, problem) -> tuple[Problem, Any]:
+    """Returns the complete problem, and the only argument of its objective: those arrays in the
+    objective and its arguments that are differentiated."""
+    problem = typed_keys(problem)
+    _, cv, objective_and_args = differentiable
+    moving, still = eqx.partition(objective_and_args, perturbed[2])
     moving = jax.tree.map(jnp.asarray, moving)  # outside jit a scalar arrives as a Python number
 
     def f(key, x, moving):
@@ -145,37 +170,18 @@ def _forward(perturbed, differentiable, problem):
         return objective(key, x, *args)
 
     def stand_in(key, x, moving):
-        return problem.relaxation(key, x, *typed_keys(eqx.combine(moving, still))[1])
+        return relaxation(key, x, *typed_keys(eqx.combine(moving, still))[1])
 
-    relaxation = None if problem.relaxation is None else stand_in
-    found = base.estimate(
-        replace(
-            problem,
-            objective=f,
-            cv=cv,
-            args=(moving,),
-            relaxation=relaxation,
-            differentiable=True,  # by what is moving; a NumPy f raises
-        )
+    relaxation = problem.relaxation
+    posed = replace(
+        problem,
+        objective=f,
+        cv=cv,
+        args=(moving,),
+        relaxation=None if relaxation is None else stand_in,
+        differentiable=True,  # by what is moving; a NumPy f raises
     )
-    found, grads = drawn_with(parameters, found)
-    fx, aux = found if problem.has_aux else (found, None)
-    return (mean(fx), aux) if problem.has_aux else mean(fx), (grads, max(fx[0].size, 1))
-
-
-@_expectation.def_bwd
-def _backward(residuals, cotangent, perturbed, differentiable, problem):
-    parameters, cv, objective_and_args = differentiable
-    grads, size = residuals
-    cotangent = cotangent[0] if problem.has_aux else cotangent
-    grads = base.scaled(problem, grads, cotangent / size, parameters)
-    times = lambda g: (cotangent * g.astype(cotangent.dtype)).astype(g.dtype)
-    found = grads.parameters, grads.cv, jax.tree.map(times, grads.args[0])
-    if not problem.on_devices:
-        return found
-    # As always in JAX, gradients are summed over devices; those of control variates are averaged.
-    reduce = jax.lax.psum, jax.lax.pmean, jax.lax.psum
-    return tuple(map(over_devices, reduce, found, (parameters, cv, objective_and_args)))
+    return posed, moving
 
 
 @_takes(pose)
