@@ -60,15 +60,21 @@ def expectation(problem: Problem) -> Any:
     `batched=False`, `f` takes one state and returns one number: see `per_example`, also for
     `in_axes`.
 
+    With `reduce=False` the result has one value for each element of the batch, of shape `[*batch]`:
+    the mean over the samples alone. It can be weighted, masked or used inside the f of another
+    `expectation`.
+
     Reverse-mode differentiation gives
 
-    - with respect to the distribution: the estimator's unbiased $g \approx \nabla_\eta E[f]$;
+    - with respect to the distribution: the estimator's unbiased $g \approx \nabla_\eta E[f]$, for
+      each element of the batch times the cotangent of its value;
     - with respect to `cv`, the control variates: the input of `cv_optimizer(estimator)`. This is a
       convention, because $E[f]$ does not depend on `cv`. If `cv` is learned by descent, it is the
       gradient of the mean of the squares of all numbers in $g'$, where $g'$ is $g$ times the
       incoming cotangent, and 0 if $g$ is below 1e-15 or above 1e15. So descent lowers the variance,
       whatever sign and scale the expectation has in the loss. If `cv` consists of sums or averages
-      (`Bronco`, `Lariat`), it is minus their change, whatever the loss;
+      (`Bronco`, `Lariat`), it is minus their change, whatever the loss. An element of the batch
+      whose cotangent is 0 does not count in it;
     - with respect to `args` and what `f` closes over: the ordinary gradient of the mean of $f$.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
@@ -93,6 +99,19 @@ def expectation(problem: Problem) -> Any:
     ...     return sg.expectation(f, sg.Bernoulli(logits), sg.RLOO(2), key=key)
     >>> jax.grad(along)(jnp.zeros(4), jnp.ones(4), jax.random.key(1)).shape
     (4,)
+
+    Weights, masks and importance ratios for each element of the batch multiply its value. An
+    element whose weight is 0 adds 0 to all gradients with respect to the distribution, even if its
+    f is not finite:
+
+    >>> weights = jnp.array([1.0, 0.5, 0.0])
+    >>> def weighted(logits, key):
+    ...     f = lambda x: jnp.sum(x, axis=-1)
+    ...     values = sg.expectation(f, sg.Bernoulli(logits), sg.RLOO(2), key=key, reduce=False)
+    ...     return jnp.sum(weights * values)
+    >>> grad = jax.grad(weighted)(jnp.zeros((3, 4)), jax.random.key(1))
+    >>> grad.shape, bool(jnp.any(grad[2] != 0))
+    ((3, 4), False)
 
     An empty batch has the value 0. Inside `jax.shard_map` each device estimates the mean over its
     part of the batch; gradients with respect to shared arrays are summed over the devices, as for
@@ -190,7 +209,11 @@ def value_and_grad(problem: Problem) -> tuple[Any, Gradients]:
     batch, and `Gradients(parameters, cv, args)`. With `has_aux`, `((mean, aux), gradients)`.
 
     The arguments are those of `expectation`: `f`, `dist`, `estimator`, `cv`, `key`, `args`,
-    `context`, `relaxation`, `has_aux`, `batched`, `in_axes`.
+    `context`, `relaxation`, `has_aux`, `batched`, `in_axes`, `reduce`.
+
+    With `reduce=False` the value has one number for each element of the batch, and the gradients
+    are those of the sum of these numbers. So `parameters` holds the gradient of each element's own
+    value (unless the batch shares them), and `args` the sum over the batch.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> f = lambda x, w: x @ w
