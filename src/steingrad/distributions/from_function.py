@@ -22,7 +22,7 @@ class FromFunction(Distribution):
     _parameters: eqx.AbstractVar[Any]
     conditions: eqx.AbstractVar[Any]
     _batch_shape: eqx.AbstractVar[tuple[int, ...]]
-    _factors: Any = None
+    _factors: eqx.AbstractVar[Any]
     """How much each element counts in sums over the batch; `None`: 1. See `counted`."""
 
     @abc.abstractmethod
