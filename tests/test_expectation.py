@@ -515,9 +515,7 @@ class TestEachElement:
 
         @jax.jit
         def pulled(cotangent, cv):
-            value, pull_back = jax.vjp(
-                lambda *given: self.values(estimator, *given), logits, w, cv
-            )
+            value, pull_back = jax.vjp(lambda *given: self.values(estimator, *given), logits, w, cv)
             return value, pull_back(cotangent)
 
         value, (grad, w_grad, cv_grad) = pulled(cotangent, cv)
@@ -532,9 +530,7 @@ class TestEachElement:
         np.testing.assert_allclose(ones_w, jnp.sum(each, axis=0), atol=1e-12)
         # `value_and_grad` has the gradients of the sum.
         settings = {"key": self.KEY, "args": (w,), "reduce": False}
-        same, grads = jax.jit(
-            lambda cv: sg.value_and_grad(f, dist, estimator, cv, **settings)
-        )(cv)
+        same, grads = jax.jit(lambda cv: sg.value_and_grad(f, dist, estimator, cv, **settings))(cv)
         ours = grads.parameters, grads.args[0], grads.cv
         assert largest_difference((same, *ours), (value, ones_grad, ones_w, ones_cv)) < 1e-10
         if cv is None:
@@ -635,9 +631,7 @@ class TestEachElement:
         dist, settings = sg.Bernoulli(logits), {"key": self.KEY, "reduce": False}
         expected = sg.expectation(f, dist, sg.RLOO(2), args=(w,), **settings)
         with_aux = lambda x, w: (f(x, w), x)
-        found, aux = sg.expectation(
-            with_aux, dist, sg.RLOO(2), args=(w,), has_aux=True, **settings
-        )
+        found, aux = sg.expectation(with_aux, dist, sg.RLOO(2), args=(w,), has_aux=True, **settings)
         np.testing.assert_array_equal(found, expected)
         assert aux.shape == (2, 3, 4)
         (found, aux), _ = sg.value_and_grad(

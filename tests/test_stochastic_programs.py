@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 import steingrad as sg
 from marks import slow
 from problems import largest_difference, normal, random_cv
+from significance import passes, z_scores
 from steingrad.estimators.bronco import Drawn
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -264,7 +265,9 @@ def inner_value(weights, inner, inner_cv, x, inner_key, seen=None):
     def h(y):
         if seen is not None:
             seen.append(y.shape)
-        return jnp.sum(jnp.sin(y * jnp.arange(1.0, 6.0)), -1) * (1 + x[..., 0]) + x[..., 1] * y[..., 0]
+        return (
+            jnp.sum(jnp.sin(y * jnp.arange(1.0, 6.0)), -1) * (1 + x[..., 0]) + x[..., 1] * y[..., 0]
+        )
 
     dist = sg.Bernoulli(x @ weights)
     return sg.expectation(h, dist, inner, inner_cv, key=inner_key, reduce=False)
@@ -327,9 +330,9 @@ def test_inner_control_variates_adapt_as_if_not_nested(inner, outer):
     def f(x, inner_cv):
         return inner_value(WEIGHTS, inner, inner_cv, x, inner_key)
 
-    _, grads = jax.jit(
-        lambda cv: sg.value_and_grad(f, dist, outer, outer_cv, key=key, args=(cv,))
-    )(inner_cv)
+    _, grads = jax.jit(lambda cv: sg.value_and_grad(f, dist, outer, outer_cv, key=key, args=(cv,)))(
+        inner_cv
+    )
     assert largest_difference(grads.args[0], jax.tree.map(lambda g: g[0], ours)) < 1e-10
 
 
@@ -383,3 +386,67 @@ def test_a_variable_that_does_not_exist_teaches_nothing():
     assert bool(jnp.isfinite(ravel_pytree(infinite)[0]).all())
     np.testing.assert_allclose(fine.steps, -2 / 3)  # two of three elements count
     np.testing.assert_allclose(infinite.steps, -2 / 3)
+
+
+@pytest.mark.parametrize("outer", [sg.RLOO(2), sg.Bronco(1, use_gradient=False)])
+def test_inner_parameters_may_be_shared(outer):
+    """A network that reads the outer states gives the gradient of the same network outside. The
+    inner estimator visits both states, so that there is no noise in it."""
+    weights, dist = jnp.asarray(WEIGHTS[:, :1]), sg.Bernoulli(jnp.asarray(LOGITS))
+    cv = outer.init(jax.random.key(0), dist)
+
+    def log_prob(weights, y, x):
+        return sg.Bernoulli(x @ weights).log_prob(y)
+
+    def loss(weights, shared):
+        def f(x):
+            q: Any = sg.Bernoulli(x @ weights)
+            if shared:
+                settings = {"conditions": x, "batch_shape": x.shape[:-1], "num_coordinates": 1}
+                q = sg.FromLogProb(log_prob, weights, normalized=True, **settings)
+            h = lambda y: y[..., 0] * jnp.sum(jnp.sin(x), axis=-1)
+            settings = {"key": jax.random.key(3), "reduce": False}
+            return sg.expectation(h, q, sg.UnorderedSet(2), **settings) * (1 + x[..., 1])
+
+        return sg.expectation(f, dist, outer, cv, key=jax.random.key(1))
+
+    ours, theirs = (jax.jit(jax.grad(loss), static_argnums=1)(weights, s) for s in (True, False))
+    np.testing.assert_allclose(ours, theirs, atol=1e-12)
+    assert float(jnp.max(jnp.abs(ours))) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [False, True])
+def test_real_random_numbers(wrong):
+    """z-scores against the exact gradient. An inner call with the key of the outer one repeats its
+    random numbers, and is caught."""
+    outer, inner = sg.Bronco(1), sg.Bronco(1)
+    bits = {"outer": normal(72, 2), "inner": normal(73, 2), "weights": normal(74, (2, 2))}
+    flat, unravel = ravel_pytree(bits)
+    outer_cv, inner_cv = (
+        settled(estimator, sg.Bernoulli(jnp.zeros(2))) for estimator in (outer, inner)
+    )
+
+    def h(x, y):
+        return jnp.sin(x[..., 0] + 2 * y[..., 0]) + x[..., 1] * y[..., 1] - y[..., 0]
+
+    def of(bits, x):
+        return sg.Bernoulli(bits["inner"] + x @ bits["weights"])
+
+    def estimated(flat, outer_key):
+        bits = unravel(flat)
+
+        def f(x, key):
+            key = outer_key if wrong else key
+            q = of(bits, x)
+            return sg.expectation(lambda y: h(x, y), q, inner, inner_cv, key=key, reduce=False)
+
+        return sg.expectation(f, sg.Bernoulli(bits["outer"]), outer, outer_cv, key=outer_key)
+
+    def exact(flat):
+        bits = unravel(flat)
+        f = lambda x: sg.exact_expectation(lambda y: h(x, y), of(bits, x))
+        return sg.exact_expectation(jax.vmap(f), sg.Bernoulli(bits["outer"]))
+
+    draw = lambda key: jax.grad(estimated)(flat, key)
+    assert passes(z_scores(draw, jax.grad(exact)(flat))) == (not wrong)

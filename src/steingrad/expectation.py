@@ -165,7 +165,7 @@ def _backward(seen, cotangent, perturbed, differentiable, problem):
     cotangent = cotangent[0] if problem.has_aux else cotangent
     if problem.reduce:
         cotangent = cotangent / base.batch_size(problem)
-    # The samples are constants here, but the cotangent may depend on the parameters.
+    # The samples depend on the parameters, so further derivatives by the parameters raise.
     grads = drawn_with(parameters, base.estimate(problem, typed_keys(seen), cotangent))
     grads = base.scaled(problem, grads, cotangent, parameters)
     found = grads.parameters, grads.cv, grads.args[0]
