@@ -232,6 +232,23 @@ def test_three_layers(names):
     assert bias(names.split("-")) < 1e-8
 
 
+def test_exact_expectations_nest():
+    """The same program with `exact_expectation` in both places gives the sum over all states."""
+    program = Program(["rloo", "rloo"])
+
+    @jax.jit
+    def nested(parameters):
+        def f(x):
+            q = sg.Bernoulli(program.logits(parameters, 1, x, x.shape[:-1]))
+            both = lambda y: jnp.concatenate([jnp.broadcast_to(x, y.shape), y], axis=-1)
+            h = lambda y: program.f(parameters, both(y))
+            return sg.exact_expectation(h, q, reduce=False)
+
+        return sg.exact_expectation(f, sg.Bernoulli(parameters["logits"][0]))
+
+    np.testing.assert_allclose(nested(program.parameters), program.exact(program.parameters))
+
+
 def test_wrong_programs_are_caught():
     """A biased baseline in either layer, or logits that are not differentiated."""
     assert bias(["wrong", "reinforce"]) > 1e-3
@@ -445,8 +462,8 @@ def test_real_random_numbers(wrong):
 
     def exact(flat):
         bits = unravel(flat)
-        f = lambda x: sg.exact_expectation(lambda y: h(x, y), of(bits, x))
-        return sg.exact_expectation(jax.vmap(f), sg.Bernoulli(bits["outer"]))
+        f = lambda x: sg.exact_expectation(lambda y: h(x, y), of(bits, x), reduce=False)
+        return sg.exact_expectation(f, sg.Bernoulli(bits["outer"]))
 
     draw = lambda key: jax.grad(estimated)(flat, key)
     assert passes(z_scores(draw, jax.grad(exact)(flat))) == (not wrong)

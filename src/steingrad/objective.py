@@ -399,9 +399,8 @@ class Values(eqx.Module):
             dx, of_arguments = self.pull_back(cotangents)
             factor = expand(cotangents, dx.ndim)
             known = factor != 0
-            return jnp.where(known, dx.astype(factor.dtype) / jnp.where(known, factor, 1), 0), (
-                of_arguments
-            )
+            dfx = dx.astype(factor.dtype) / jnp.where(known, factor, 1)
+            return jnp.where(known, dfx, 0), of_arguments
         dfx, of_arguments = self.pull_back(jnp.ones_like(self.fx))
         if self.moves:
             _, of_arguments = self.pull_back(cotangents)
