@@ -15,6 +15,7 @@ from marks import slow
 from problems import largest_difference, normal, random_cv
 from significance import passes, z_scores
 from steingrad.estimators.bronco import Drawn
+from steingrad.objective import Values
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -351,6 +352,21 @@ def test_inner_control_variates_adapt_as_if_not_nested(inner, outer):
         inner_cv
     )
     assert largest_difference(grads.args[0], jax.tree.map(lambda g: g[0], ours)) < 1e-10
+
+
+@pytest.mark.parametrize("inner", ["double_cv", *slow("bronco")])
+def test_gradients_that_are_linear_in_the_cotangent_are_caught(inner, monkeypatch):
+    """If f were pulled back with ones, and the result multiplied by the cotangent, the inner
+    control variates would get a wrong gradient."""
+    gradients = Values.gradients
+
+    def linear(self, cotangents, **settings):
+        dfx, of_arguments = gradients(self, jnp.ones_like(cotangents), **settings)
+        return dfx, jax.tree.map(lambda g: jnp.mean(cotangents) * g, of_arguments)
+
+    monkeypatch.setattr(Values, "gradients", linear)
+    with pytest.raises(AssertionError):
+        test_inner_control_variates_adapt_as_if_not_nested(inner, "rloo")
 
 
 @pytest.mark.parametrize("outer", ["bronco", *slow("rloo", "double_cv", "many_flips", "local")])
