@@ -13,12 +13,17 @@ from .objective import bind, needs_key
 
 
 def exact_expectation(
-    f: Callable[..., Float[Array, "..."]], dist: Distribution, *, args: tuple = ()
-) -> Float[Array, ""]:
+    f: Callable[..., Float[Array, "..."]],
+    dist: Distribution,
+    *,
+    args: tuple = (),
+    reduce: bool = True,
+) -> Float[Array, "..."]:
     r"""$\sum_x q(x) f(x)$, averaged over the batch: what `expectation` estimates.
 
-    `f`, `dist` (the distribution $q$) and `args` are those of `expectation`. The sum is over all
-    $m^d$ states, at most $2^{20}$, and is differentiable.
+    `f`, `dist` (the distribution $q$), `args` and `reduce` are those of `expectation`. The sum is
+    over all $m^d$ states, at most $2^{20}$, and is differentiable. With `reduce=False` it may stand
+    inside the f of another expectation, exact or estimated.
 
     >>> import jax.numpy as jnp, steingrad as sg
     >>> float(exact_expectation(lambda x: jnp.prod(x, -1), sg.Bernoulli(jnp.zeros(3))))
@@ -34,7 +39,8 @@ def exact_expectation(
     probs = dist.probabilities()
     # States with probability zero contribute nothing, even if f is infinite there.
     fx = jnp.where(probs > 0, fx.astype(probs.dtype), 0)
-    return mean(jnp.sum(probs * fx, axis=-1))
+    values = jnp.sum(probs * fx, axis=-1)
+    return mean(values) if reduce else values
 
 
 def exact_gradient(

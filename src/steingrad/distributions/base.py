@@ -132,6 +132,12 @@ class Distribution(eqx.Module):
         numbers."""
         return jnp.ones(values.shape, x.dtype)
 
+    def counted(self, factors: Float[Array, "..."]) -> "Distribution":
+        """The same distribution, but its sums over the batch count each element with a factor.
+        `factors` is one number, or an array of shape `[*batch]`. Only gradients with respect to
+        shared parameters are sums over the batch (`shares_parameters`)."""
+        return self
+
     def weighted_score(self, weights: Float[Array, "..."], x: Float[Array, "..."]) -> Any:
         r"""$\sum_k w_k \, s(x_k)$ over the axes of `x` before the batch axes, shaped like the
         parameters. If the batch shares the parameters, the sum is over the batch too.

@@ -171,6 +171,10 @@ class Joint(Distribution):
     def score(self, x):
         return self.named([part.score(own) for part, own in self._with(x)])
 
+    def counted(self, factors):
+        parts = tuple(part.counted(factors) for part in self.parts)
+        return eqx.tree_at(lambda q: q.parts, self, parts)
+
     def weighted_score(self, weights, x):
         return self.named([part.weighted_score(weights, own) for part, own in self._with(x)])
 
