@@ -743,3 +743,29 @@ def test_an_infinite_memory():
         cv = jax.tree.map(jnp.subtract, cv, grads.cv)
     assert float(cv.flips) == 3
     assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(cv))
+
+
+@pytest.mark.parametrize("use_gradient", [False, True])
+@pytest.mark.parametrize("shape", [(300, 1, 3), *slow(((3000, 2, 4),), ((2000, 1, 9),))])
+def test_many_flips_of_the_same_value_in_a_step(shape, use_gradient):
+    """The numbers of coordinates, values and pairs are learned from what the others leave. With a
+    large batch each sees hundreds of flips in a step, and together they must not overshoot."""
+    rng = np.random.default_rng(0)
+    tables = jnp.asarray(5 * rng.normal(size=shape), jnp.float32)
+    # Without a slope everything is left to the numbers of values and pairs.
+    f = lambda x: jnp.sum(jax.lax.stop_gradient(x) * tables, axis=(-1, -2)) + 0 * jnp.sum(x)
+    dist = sg.Categorical(jnp.zeros(shape))
+    estimator = sg.Bronco(use_gradient=use_gradient)
+    cv = estimator.init(jax.random.key(0), dist)
+    optimizer = sg.cv_optimizer(estimator)
+
+    def step(carry, key):
+        cv, state = carry
+        _, grads = estimator.per_element(f, dist, cv, key=key)
+        updates, state = optimizer.update(grads.cv, state, cv)
+        return (optax.apply_updates(cv, updates), state), jnp.mean(grads.parameters**2)
+
+    keys = jax.random.split(jax.random.key(0), 150)
+    (cv, _), squares = jax.lax.scan(step, (cv, optimizer.init(cv)), keys)
+    assert 0.1 < jnp.mean(squares[-50:]) / jnp.mean(squares[:3]) < 1.1
+    assert cv.products.matrix[0, 0] < 10
