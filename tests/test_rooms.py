@@ -20,7 +20,7 @@ LIBRARY = [
     ("operators",),
     ("surrogates",),
     ("estimators",),
-    ("advantages", "cv_optimizer", "exact", "expectation", "policy_gradient"),
+    ("advantages", "cv_optimizer", "exact", "expectation", "policy_gradient", "sample"),
     ("diagnostics", "torch"),
     ("__init__",),
 ]

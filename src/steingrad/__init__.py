@@ -15,6 +15,7 @@ from .objective import callback as callback
 from .objective import per_example as per_example
 from .operators import *
 from .policy_gradient import policy_gradient as policy_gradient
+from .sample import sample as sample
 from .surrogates import *
 
 __version__ = importlib.metadata.version("steingrad")

@@ -4,6 +4,7 @@ from .autoregressive import Autoregressive
 from .base import Distribution
 from .bernoulli import Bernoulli
 from .categorical import Categorical
+from .foreign import as_distribution
 from .from_log_prob import FromLogProb
 from .gibbs_sampler import Chains, GibbsSampler
 from .independent import Independent
@@ -29,4 +30,5 @@ __all__ = [
     "RealValued",
     "Relaxable",
     "Subset",
+    "as_distribution",
 ]

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped
 from ..arrays import cast, compute_dtype, expand
 from ..derivatives import device_axes, drawn_with, on_each_device, stop_gradient
 from ..distributions.base import Distribution, check_inside
+from ..distributions.foreign import as_distribution
 from ..fast import mean, mean_of_squares
 from ..objective import Evaluated, as_jax_arrays, bind, evaluate, has_gradient, per_example
 from .checks import (
@@ -110,7 +111,7 @@ class Estimator(eqx.Module):
         """How many times f is evaluated for one estimate."""
         return self.num_samples
 
-    def init(self, key: PRNGKeyArray, dist: Distribution | None = None) -> Any:
+    def init(self, key: PRNGKeyArray, dist: Any = None) -> Any:
         """The initial control variates, a module of arrays; `None` if the estimator learns nothing.
 
         Some estimators need the shape of `dist`, and raise an error without it.
@@ -241,14 +242,14 @@ class Estimator(eqx.Module):
         return self.gradient(cv, dist, at)
 
     def value_and_grad(
-        self, f: Callable[..., Any], dist: Distribution, cv: Any = None, **settings: Any
+        self, f: Callable[..., Any], dist: Any, cv: Any = None, **settings: Any
     ) -> tuple[Any, Gradients]:
         """Returns the mean of f over samples and batch, and its gradients: the same as
         `steingrad.value_and_grad(f, dist, self, cv, **settings)`."""
         return value_and_grad(pose(f, dist, self, cv, **settings))
 
     def per_element(
-        self, f: Callable[..., Any], dist: Distribution, cv: Any = None, **settings: Any
+        self, f: Callable[..., Any], dist: Any, cv: Any = None, **settings: Any
     ) -> tuple[Any, Gradients]:
         """Returns f at the samples, and the gradients of `value_and_grad` without the mean over the
         batch: `parameters` has one gradient for each element of the batch, and `cv` belongs to
@@ -278,7 +279,7 @@ class Problem(eqx.Module):
 
 def pose(
     f: Callable[..., Any],
-    dist: Distribution,
+    dist: Any,
     estimator: Estimator,
     cv: Any = None,
     *,
@@ -299,6 +300,7 @@ def pose(
         raise TypeError("dist and estimator are in the wrong order: pass f, dist, estimator.")
     if not isinstance(estimator, Estimator):
         raise TypeError(f"The estimator must be one such as RLOO(2), not {kind(estimator)}.")
+    dist = as_distribution(dist)
     by_gradient = estimator.goes_by_gradient
     check_call(f, dist, key, args)
     check_distribution(estimator, dist)
@@ -331,8 +333,10 @@ def pose(
 def per_element(problem: Problem) -> tuple[Any, Gradients]:
     """See `Estimator.per_element`."""
     # Derivatives at fixed samples would be wrong, so there are none.
-    found = estimate(dataclasses.replace(problem, dist=stop_gradient(problem.dist)))
-    return drawn_with(problem.dist, found)
+    constant = stop_gradient(problem.dist)
+    fx, grads = estimate(dataclasses.replace(problem, dist=constant))
+    grads = grads._replace(parameters=constant.by_given(grads.parameters))
+    return drawn_with(problem.dist, (fx, grads))
 
 
 def estimate(problem: Problem) -> tuple[Any, Gradients]:
