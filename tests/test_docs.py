@@ -33,7 +33,7 @@ EXPECTED = {
         "README.md",
         "docs/index.md",
         "docs/add-an-estimator.md",
-        *slow("docs/objectives.md", "docs/sequences.md"),
+        *slow("docs/objectives.md", "docs/bounds.md", "docs/sequences.md"),
     ],
 )
 def test_code_runs(name):

@@ -21,6 +21,7 @@ LIBRARY = [
     ("surrogates",),
     ("estimators",),
     ("advantages", "cv_optimizer", "exact", "expectation", "policy_gradient", "sample"),
+    ("bounds",),
     ("diagnostics", "torch"),
     ("__init__",),
 ]

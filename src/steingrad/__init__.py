@@ -3,6 +3,7 @@
 import importlib.metadata
 
 from .advantages import advantages as advantages
+from .bounds import *
 from .cv_optimizer import cv_optimizer as cv_optimizer
 from .distributions import *
 from .estimators import *

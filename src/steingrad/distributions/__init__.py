@@ -4,6 +4,7 @@ from .autoregressive import Autoregressive
 from .base import Distribution
 from .bernoulli import Bernoulli
 from .categorical import Categorical
+from .copies import copies
 from .foreign import as_distribution
 from .from_log_prob import FromLogProb
 from .gibbs_sampler import Chains, GibbsSampler
@@ -31,4 +32,5 @@ __all__ = [
     "Relaxable",
     "Subset",
     "as_distribution",
+    "copies",
 ]
