@@ -51,5 +51,8 @@ def side_by_side(
 class Copies(Joint):
     """A `Joint` of equal parts. f sees the parts as arrays."""
 
+    def __init__(self, parts: list[Distribution]):
+        super().__init__(parts)
+
     def view(self, x):
         return tuple(self.each(x))
