@@ -315,3 +315,31 @@ def test_conversion_without_the_libraries(kind):
     draws = jax.jit(many)(keys)
     z = (jnp.mean(draws, 0) - exact) / (jnp.std(draws, 0) / len(keys) ** 0.5)
     assert float(jnp.max(jnp.abs(z))) < 4.0
+
+
+@pytest.mark.parametrize("kind", ["Bernoulli", "Categorical"])
+def test_a_distribution_as_the_argument_of_a_jitted_function(library, kind):
+    """The distributions are pytrees, which jax.jit and jax.grad rebuild."""
+    dist = make(library, kind, logits=problem_logits(kind)[0])
+    loss = lambda dist: sg.expectation(objective(kind), dist, sg.RLOO(3), key=KEY)
+    np.testing.assert_allclose(jax.jit(loss)(dist), loss(dist), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("estimator", "count"), [(sg.VIMCO(3), None), (sg.RLOO(2), 3)], ids=repr)
+def test_multi_sample_bounds(estimator, count):
+    """log w sees the states of the other library, and gradients reach its logits."""
+    package, logits, seen = load("distrax"), problem_logits("Categorical"), []
+
+    def bound(logits):
+        dist = package.Independent(package.Categorical(logits=logits), 1)
+
+        def log_w(x):
+            seen.append((x.shape[-2:], x.dtype))
+            return -dist.log_prob(x) + jnp.sum(x, axis=-1).astype(jnp.float32)
+
+        return sg.multi_sample_bound(log_w, dist, estimator, key=KEY, num_samples=count)
+
+    grad = jax.jit(jax.grad(bound))(logits)
+    assert set(seen) == {((2, 3), jnp.dtype("int32"))}
+    assert bool(jnp.all(jnp.isfinite(grad)))
+    assert float(jnp.max(jnp.abs(grad))) > 0.01
