@@ -33,7 +33,12 @@ EXPECTED = {
         "README.md",
         "docs/index.md",
         "docs/add-an-estimator.md",
-        *slow("docs/objectives.md", "docs/sequences.md", "docs/stochastic-programs.md"),
+        *slow(
+            "docs/objectives.md",
+            "docs/bounds.md",
+            "docs/sequences.md",
+            "docs/stochastic-programs.md",
+        ),
     ],
 )
 def test_code_runs(name):

@@ -20,7 +20,8 @@ LIBRARY = [
     ("operators",),
     ("surrogates",),
     ("estimators",),
-    ("advantages", "cv_optimizer", "exact", "expectation", "policy_gradient"),
+    ("advantages", "cv_optimizer", "exact", "expectation", "policy_gradient", "sample"),
+    ("bounds",),
     ("diagnostics", "torch"),
     ("__init__",),
 ]

@@ -3,6 +3,7 @@
 import importlib.metadata
 
 from .advantages import advantages as advantages
+from .bounds import *
 from .cv_optimizer import cv_optimizer as cv_optimizer
 from .distributions import *
 from .estimators import *
@@ -15,6 +16,7 @@ from .objective import callback as callback
 from .objective import per_example as per_example
 from .operators import *
 from .policy_gradient import policy_gradient as policy_gradient
+from .sample import sample as sample
 from .surrogates import *
 
 __version__ = importlib.metadata.version("steingrad")

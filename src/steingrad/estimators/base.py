@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped
 from ..arrays import cast, compute_dtype, expand
 from ..derivatives import device_axes, drawn_with, on_each_device, stop_gradient
 from ..distributions.base import Distribution, check_inside
+from ..distributions.foreign import as_distribution
 from ..fast import mean, mean_of_samples, mean_of_squares
 from ..objective import (
     Evaluated,
@@ -119,7 +120,7 @@ class Estimator(eqx.Module):
         """How many times f is evaluated for one estimate."""
         return self.num_samples
 
-    def init(self, key: PRNGKeyArray, dist: Distribution | None = None) -> Any:
+    def init(self, key: PRNGKeyArray, dist: Any = None) -> Any:
         """The initial control variates, a module of arrays; `None` if the estimator learns nothing.
 
         Some estimators need the shape of `dist`, and raise an error without it.
@@ -250,14 +251,14 @@ class Estimator(eqx.Module):
         return self.gradient(cv, dist, at)
 
     def value_and_grad(
-        self, f: Callable[..., Any], dist: Distribution, cv: Any = None, **settings: Any
+        self, f: Callable[..., Any], dist: Any, cv: Any = None, **settings: Any
     ) -> tuple[Any, Gradients]:
         """Returns the mean of f over samples and batch, and its gradients: the same as
         `steingrad.value_and_grad(f, dist, self, cv, **settings)`."""
         return value_and_grad(pose(f, dist, self, cv, **settings))
 
     def per_element(
-        self, f: Callable[..., Any], dist: Distribution, cv: Any = None, **settings: Any
+        self, f: Callable[..., Any], dist: Any, cv: Any = None, **settings: Any
     ) -> tuple[Any, Gradients]:
         """Returns f at the samples, and the gradients of `value_and_grad` without the mean over the
         batch: `parameters` has one gradient for each element of the batch, and `cv` belongs to
@@ -289,7 +290,7 @@ class Problem(eqx.Module):
 
 def pose(
     f: Callable[..., Any],
-    dist: Distribution,
+    dist: Any,
     estimator: Estimator,
     cv: Any = None,
     *,
@@ -311,6 +312,7 @@ def pose(
         raise TypeError("dist and estimator are in the wrong order: pass f, dist, estimator.")
     if not isinstance(estimator, Estimator):
         raise TypeError(f"The estimator must be one such as RLOO(2), not {kind(estimator)}.")
+    dist = as_distribution(dist)
     by_gradient = estimator.goes_by_gradient
     check_call(f, dist, key, args)
     check_distribution(estimator, dist)
@@ -354,7 +356,7 @@ def per_element(problem: Problem) -> tuple[Any, Gradients]:
     # Derivatives at fixed samples would be wrong, so there are none.
     constant = dataclasses.replace(problem, dist=stop_gradient(problem.dist))
     seen, aux = observe(constant)
-    grads = estimate(constant, seen, 1 / batch_size(problem))
+    grads = by_given(constant, estimate(constant, seen, 1 / batch_size(problem)))
     fx = seen.values.fx
     if seen.weights is not None:
         fx = weighted(fx, seen.weights)
@@ -369,9 +371,14 @@ def value_and_grad(problem: Problem) -> tuple[Any, Gradients]:
     seen, aux = observe(constant)
     cotangent = 1 / batch_size(problem) if problem.reduce else 1.0
     grads = estimate(constant, seen, cotangent)
-    grads = scaled(problem, grads, cotangent, problem.dist.parameters)
+    grads = by_given(constant, scaled(problem, grads, cotangent, problem.dist.parameters))
     value = average(problem, seen.values.fx, seen.weights)
     return drawn_with(problem.dist, ((value, aux) if problem.has_aux else value, grads))
+
+
+def by_given(problem: Problem, grads: Gradients) -> Gradients:
+    """The gradients, with those of the parameters by the arrays that the user gave."""
+    return grads._replace(parameters=problem.dist.by_given(grads.parameters))
 
 
 def batch_size(problem: Problem) -> int:

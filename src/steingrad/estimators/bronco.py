@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..arrays import as_index, check_whole, scatter
 from ..distributions.base import Distribution
+from ..distributions.foreign import as_distribution
 from ..distributions.neighbours import Neighbours, Slope
 from ..fast import TINY, mean, mean_of_samples, running_sum, sum_of_events
 from ..objective import Evaluated
@@ -189,6 +190,7 @@ class Bronco(Estimator):
                 "Bronco learns coefficients for each coordinate, but no distribution was given: "
                 "pass the distribution too, `estimator.init(key, dist)`. Only its shape matters."
             )
+        dist = as_distribution(dist)
         d, m = dist.flip_shape
         effect = None if self.use_gradient else jnp.zeros((d, m, 2))
         moments = jnp.zeros((d, 3, 3)), jnp.zeros((d, 3)), jnp.zeros(d), jnp.zeros(d)

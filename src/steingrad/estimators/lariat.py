@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..arrays import as_index, check_whole, expand
+from ..distributions import as_distribution
 from ..fast import leave_one_out, mean, mean_of_others, mean_of_samples, sum_of_events
 from ..operators import Gibbs, Operator
 from ..surrogates import Surrogate
@@ -160,6 +161,7 @@ class Lariat(Estimator):
                     "Lariat with memory (its default where gradients=False) or with a context has "
                     "arrays of the distribution's size: pass the distribution too, init(key, dist)."
                 )
+            dist = as_distribution(dist)
             if self._remembers:
                 memory = (jnp.zeros(dist.event_shape), jnp.zeros(dist.event_shape))
             if self.context_size:
