@@ -1,6 +1,8 @@
 """Unbiased, low-variance gradients of expectations under discrete distributions, in JAX."""
 
+import importlib
 import importlib.metadata
+from typing import Any
 
 from .advantages import advantages as advantages
 from .cv_optimizer import cv_optimizer as cv_optimizer
@@ -18,3 +20,10 @@ from .policy_gradient import policy_gradient as policy_gradient
 from .surrogates import *
 
 __version__ = importlib.metadata.version("steingrad")
+
+
+def __getattr__(name: str) -> Any:
+    """`steingrad.numpyro` is imported when it is first used, because it imports numpyro."""
+    if name == "numpyro":
+        return importlib.import_module(".numpyro", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
