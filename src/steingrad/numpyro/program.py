@@ -1,11 +1,13 @@
 """Running a guide and a model with given states at the discrete sites of the guide."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+from numpyro.distributions.distribution import validation_enabled
 from numpyro.handlers import replay, seed, substitute, trace
 from numpyro.infer.elbo import get_nonreparam_deps
 from numpyro.infer.util import compute_log_probs
@@ -73,6 +75,8 @@ class Program:
         self.args, self.kwargs = args, kwargs
         model_key, guide_key = jax.random.split(key)
         self.model, self.guide = seed(model, model_key), seed(guide, guide_key)
+        # Between the states a distribution that validates its values has the log-probability −∞.
+        self.relaxes = bool(estimator.relaxes)
         self.groups = _groups(self, (model, guide), params, estimator)
 
     @property
@@ -89,6 +93,10 @@ class Program:
     def run(self, params: dict[str, Any], given: States, bumps: States) -> Ran:
         """Run the guide and the model with the `given` states, and draw all others. `bumps` are
         zeros that are added to states, as places at which to differentiate."""
+        with validation_enabled(False) if self.relaxes else contextlib.nullcontext():
+            return self._run(params, given, bumps)
+
+    def _run(self, params: dict[str, Any], given: States, bumps: States) -> Ran:
         guide, _ = self._chosen(given, bumps)
         call = {"sum_log_prob": False}
         log_q, guide_trace = compute_log_probs(guide, self.args, self.kwargs, params, **call)
