@@ -103,7 +103,13 @@ class ELBO(numpyro.infer.elbo.ELBO):
         _check(self.estimator)
 
     def init(
-        self, rng_key: PRNGKeyArray, param_map: dict[str, Any], model: Any, guide: Any, *args, **kwargs
+        self,
+        rng_key: PRNGKeyArray,
+        param_map: dict[str, Any],
+        model: Any,
+        guide: Any,
+        *args,
+        **kwargs,
     ) -> dict[str, Any]:
         """The initial control variates, as an entry of the mutable state of SVI; an empty
         dictionary if the estimator learns nothing.
@@ -141,7 +147,9 @@ class ELBO(numpyro.infer.elbo.ELBO):
         if self.num_particles == 1:
             found = particle(rng_key)
         else:
-            each = self.vectorize_particles_fn(particle, jax.random.split(rng_key, self.num_particles))
+            each = self.vectorize_particles_fn(
+                particle, jax.random.split(rng_key, self.num_particles)
+            )
             mean = partial(jax.tree.map, lambda leaf: jnp.mean(leaf, axis=0))
             mutable = jax.tree.map(lambda leaf: leaf[0], each.mutable)
             found = Particle(mean(each.value), mean(each.gradient), mean(each.cv), mutable)

@@ -138,9 +138,17 @@ def groups_of(
         found[place[name]][1][name] = site
     groups = []
     for (shared, is_bits), sites in found:
-        terms = [frozenset(t for t, on in deps.items() if on & set(sites)) for deps in (model, guide)]
+        terms = [
+            frozenset(t for t, on in deps.items() if on & set(sites)) for deps in (model, guide)
+        ]
         own = estimator if is_bits else without_gradient(estimator, sites)
         groups.append(Group(sites, frozenset(frame.dim for frame in shared), *terms, own))
+    if estimator.goes_by_gradient and any(guide[name] - {name} for name in discrete):
+        raise TypeError(
+            f"{type(estimator).__name__} differentiates the ELBO between the states of a site, but "
+            f"discrete sites of the guide, {', '.join(discrete)}, depend on each other, so that "
+            "the ELBO jumps there. Use Bronco, RLOO or another estimator that only needs states."
+        )
     return groups
 
 

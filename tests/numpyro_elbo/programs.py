@@ -131,5 +131,3 @@ def exact_elbo(problem, params):
     points, weights = np.polynomial.hermite_e.hermegauss(24 if problem.continuous else 1)
     each = jax.vmap(jax.vmap(weighted, (0, None)), (None, 0))(states, jnp.asarray(points))
     return jnp.sum(jnp.asarray(weights) / np.sum(weights) * jnp.sum(each, axis=1))
-
-
