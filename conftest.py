@@ -30,8 +30,8 @@ import jax.experimental
 import numpy as np
 import pytest
 
-# `steingrad.torch` cannot be imported without PyTorch; `make test-torch` tests it. The same holds for
-# `steingrad.numpyro` and `make test-numpyro`.
+# `steingrad.torch` cannot be imported without PyTorch; `make test-torch` tests it. The same holds
+# for `steingrad.numpyro` and `make test-numpyro`.
 collect_ignore = [
     f"src/steingrad/{name}"
     for name in ("torch", "numpyro")

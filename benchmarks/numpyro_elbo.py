@@ -1,4 +1,4 @@
-"""The variance and the time of gradients of the ELBO in numpyro, with numpyro's own estimator and ours.
+"""The variance and the time of gradients of the ELBO in numpyro: numpyro's own estimator and ours.
 
     python benchmarks/numpyro_elbo.py    # prints the table of docs/numpyro.md
 

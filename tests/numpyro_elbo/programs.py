@@ -1,6 +1,7 @@
 """Small models and guides whose ELBO can be summed exactly."""
 
 import itertools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,9 @@ class Mixture:
     """Local bits and categories in a plate, of which the categories depend on the bits, beside a
     global continuous site on which the bits depend."""
 
-    spaces = {"bit": [(3,), 2], "kind": [(3,), 3]}
+    spaces: ClassVar = {"bit": [(3,), 2], "kind": [(3,), 3]}
     continuous = "level"
-    params = {
+    params: ClassVar = {
         "loc": jnp.array(0.2),
         "log_scale": jnp.array(-1.0),
         "bits": jnp.array([0.5, -0.3, 1.0]),
@@ -50,10 +51,10 @@ class Mixture:
 class Layers:
     """A sigmoid belief network of two layers without a plate."""
 
-    spaces = {"deep": [(2,), 2], "shallow": [(3,), 2]}
+    spaces: ClassVar = {"deep": [(2,), 2], "shallow": [(3,), 2]}
     continuous = None
     weights = jnp.array([[1.0, -2.0, 0.5], [0.7, 1.5, -1.0]])
-    params = {
+    params: ClassVar = {
         "deep_logits": jnp.array([0.4, -0.8]),
         "shallow_logits": jnp.array([0.2, -0.5, 1.1]),
         "decoder": jnp.array([[1.5, -1.0], [0.5, 2.0], [-1.2, 0.3]]),
@@ -81,9 +82,9 @@ class Counted:
     """Bits in a plate, whose sum is observed outside of the plate, so that the elements of the
     plate are not independent. The last bit of the plate's second site has no observation."""
 
-    spaces = {"bit": [(3,), 2], "other": [(3,), 2]}
+    spaces: ClassVar = {"bit": [(3,), 2], "other": [(3,), 2]}
     continuous = None
-    params = {"bits": jnp.array([0.5, -0.3, 1.0]), "others": jnp.array([0.2, 0.1, -0.7])}
+    params: ClassVar = {"bits": jnp.array([0.5, -0.3, 1.0]), "others": jnp.array([0.2, 0.1, -0.7])}
 
     @staticmethod
     def model():

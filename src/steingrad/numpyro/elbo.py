@@ -15,7 +15,7 @@ from ..derivatives import drawn_with, stop_gradient
 from ..estimators import Bronco, Estimator, base
 from ..estimators.checks import check_cv, check_distribution
 from ..objective import Evaluated
-from .program import Drawn, Program
+from .program import Program
 from .sites import Group
 
 STATE = "steingrad$cv"

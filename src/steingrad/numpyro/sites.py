@@ -131,18 +131,17 @@ def groups_of(
         site = _site(message["fn"], {frame.dim for frame in shared}, estimator)
         kind = shared, site.categories is None
         first = max((place[other] + 1 for other in guide[name] - {name}), default=0)
-        fitting = (g for g in range(first, len(found)) if found[g][0] == kind)
-        place[name] = next(fitting, len(found))
+        same = (g for g in range(first, len(found)) if found[g][0] == kind)
+        place[name] = next(same, len(found))
         if place[name] == len(found):
             found.append((kind, {}))
         found[place[name]][1][name] = site
     groups = []
     for (shared, is_bits), sites in found:
-        terms = [
-            frozenset(t for t, on in deps.items() if on & set(sites)) for deps in (model, guide)
-        ]
-        own = estimator if is_bits else without_gradient(estimator, sites)
-        groups.append(Group(sites, frozenset(frame.dim for frame in shared), *terms, own))
+        depend = lambda deps, own=set(sites): frozenset(t for t, on in deps.items() if on & own)
+        fitting = estimator if is_bits else without_gradient(estimator, sites)
+        dims = frozenset(frame.dim for frame in shared)
+        groups.append(Group(sites, dims, depend(model), depend(guide), fitting))
     if estimator.goes_by_gradient and any(guide[name] - {name} for name in discrete):
         raise TypeError(
             f"{type(estimator).__name__} differentiates the ELBO between the states of a site, but "
