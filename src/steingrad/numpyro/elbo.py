@@ -133,7 +133,8 @@ class ELBO(numpyro.infer.elbo.ELBO):
         param_map = dict(param_map)
         learned = param_map.pop(STATE, {})
         moving, still = eqx.partition(param_map, eqx.is_inexact_array)
-        constant = stop_gradient(moving)
+        # Outside jit a Python number can come out of a derivative.
+        constant = jax.tree.map(jnp.asarray, stop_gradient(moving))
         # The program of each particle has its own numbers, but the same groups.
         groups = {}
 
@@ -154,7 +155,7 @@ class ELBO(numpyro.infer.elbo.ELBO):
             mutable = jax.tree.map(lambda leaf: leaf[0], each.mutable)
             found = Particle(mean(each.value), mean(each.gradient), mean(each.cv), mutable)
 
-        gradient = drawn_with(moving, jax.tree.map(jnp.negative, found.gradient))
+        gradient = jax.tree.map(jnp.negative, found.gradient)
         loss = _with_gradient(jax.lax.stop_gradient(-found.value), moving, gradient)
         mutable = jax.lax.stop_gradient(found.mutable)
         if learned:
@@ -177,7 +178,7 @@ class SVI(numpyro.infer.SVI):
     """`numpyro.infer.SVI`, whose state also has the control variates of `ELBO`.
 
     The control variates need the shapes of the discrete sites, so `init` runs the guide once more.
-    Everything else is inherited: `update`, `stable_update`, `run`, `evaluate` and `get_params`. The
+    `update`, `stable_update`, `run`, `evaluate` and `get_params` are used as in numpyro. The
     arguments `model`, `guide`, `optim`, `loss` and `static_kwargs` are those of numpyro.
     """
 
@@ -194,6 +195,16 @@ class SVI(numpyro.infer.SVI):
         kwargs = {**kwargs, **self.static_kwargs}
         own = self.loss.init(rng_key, params, self.model, self.guide, *args, **kwargs)
         return state._replace(mutable_state={**mutable, **own} or None)
+
+    def evaluate(self, svi_state, *args, **kwargs):
+        """The loss at the present parameters. numpyro's own method leaves out the mutable state.
+
+        `svi_state` and the arguments of model and guide are those of numpyro.
+        """
+        _, key = jax.random.split(svi_state.rng_key)
+        params = {**self.get_params(svi_state), **(svi_state.mutable_state or {})}
+        kwargs = {**kwargs, **self.static_kwargs}
+        return self.loss.loss(key, params, self.model, self.guide, *args, **kwargs)
 
 
 def _check(estimator: Any) -> None:
@@ -229,7 +240,8 @@ def _with_gradient(value, params, gradient):
 
 @_with_gradient.defjvp
 def _(primals, tangents):
-    value, _, gradient = primals
+    value, params, gradient = primals
+    gradient = drawn_with(params, gradient)  # there are no second derivatives
     each = zip(jax.tree.leaves(gradient), jax.tree.leaves(tangents[1]), strict=True)
     return value, sum((jnp.vdot(g, t) for g, t in each), jnp.zeros_like(value))
 
