@@ -281,6 +281,8 @@ def _particle(program: Program, params: dict[str, Any], cvs: dict, key: PRNGKeyA
     gradient, slopes = pull(jnp.ones_like(total))
     gradient = jax.tree.map(lambda g: g / count, gradient)
 
+    # `Program` has split the key in two, which in JAX are the same keys as those of 0 and 1.
+    own_key = jax.random.fold_in(key, 2)
     estimates, cv_grads = {}, {}
     for number, group in enumerate(groups):
         before = {name: drawn.draws[name][0] for g in groups[:number] for name in g.sites}
@@ -292,7 +294,7 @@ def _particle(program: Program, params: dict[str, Any], cvs: dict, key: PRNGKeyA
         if number:  # the runs above have only the first sample
             fx, dfx = _with_others(f, x, fx[:1], None if dfx is None else dfx[:1])
         cv = cvs.get(group.name)
-        at = Evaluated(x, fx, dfx, f=f, key=jax.random.fold_in(key, number))
+        at = Evaluated(x, fx, dfx, f=f, key=jax.random.fold_in(own_key, number))
         grad, cv_grads[group.name] = _estimate(group, cv, dists[group.name], at)
         estimates.update(group.by_site(grad))
     (through,) = pull_parameters(estimates)
