@@ -20,6 +20,7 @@ from numpyro.infer import TraceGraph_ELBO
 import steingrad as sg
 
 STEPS, DRAWS, TIMED = 500, 1000, 200
+# What Bronco learns about categories grows without limit on the mixture, so its rows are not valid.
 
 
 class Mixture:
