@@ -1,6 +1,8 @@
 """Unbiased, low-variance gradients of expectations under discrete distributions, in JAX."""
 
+import importlib
 import importlib.metadata
+from typing import Any
 
 from .advantages import advantages as advantages
 from .bounds import *
@@ -20,3 +22,10 @@ from .sample import sample as sample
 from .surrogates import *
 
 __version__ = importlib.metadata.version("steingrad")
+
+
+def __getattr__(name: str) -> Any:
+    """`steingrad.numpyro` is imported when it is first used, because it imports numpyro."""
+    if name == "numpyro":
+        return importlib.import_module(".numpyro", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
