@@ -26,8 +26,7 @@ class Mixture:
     """200 points from four clusters. The guide has a category for each point, and the means of the
     clusters are continuous."""
 
-    # What Bronco learns about the categories of so many points grows without limit.
-    estimator = sg.LocalExpectation()
+    estimator = sg.Bronco()
     guide_params = "loc", "log_scale", "logits"
     points = jnp.concatenate(
         [

@@ -62,8 +62,7 @@ class ELBO(numpyro.infer.elbo.ELBO):
 
     Bits are floating-point numbers for the guide and the model if the estimator needs the gradient
     of the ELBO with respect to them. The values of a `Categorical` site are integers, so there
-    `Bronco` and `Lariat` are used without gradients. In a plate of many elements, use
-    `LocalExpectation` or `RLOO` for them: the guess of `Bronco` can grow without limit there.
+    `Bronco` and `Lariat` are used without gradients.
 
     `num_particles` and `vectorize_particles` are those of `numpyro.infer.Trace_ELBO`. An estimator
     with K samples evaluates the ELBO at K states of each discrete site in each particle. Control
