@@ -9,6 +9,9 @@ STAMP := $(VENV)/.installed
 # PyTorch has an environment of its own, because it installs gigabytes of GPU libraries.
 TORCH_VENV := .venv-torch
 TORCH_STAMP := $(TORCH_VENV)/.installed
+# numpyro has one too, because the library works without it.
+NUMPYRO_VENV := .venv-numpyro
+NUMPYRO_STAMP := $(NUMPYRO_VENV)/.installed
 # The exact versions to install. Without a file, pip installs the newest versions.
 CONSTRAINTS := constraints.txt
 CONSTRAIN = $(addprefix -c ,$(CONSTRAINTS))
@@ -17,7 +20,7 @@ EXTRAS := experiments,dev
 TESTS :=
 PYTEST_FLAGS :=
 
-.PHONY: install run test test-all test-lowest test-newest test-torch lint format bench docs docs-serve clean
+.PHONY: install run test test-all test-lowest test-newest test-torch test-numpyro lint format bench docs docs-serve clean
 
 install: $(STAMP)
 
@@ -60,6 +63,15 @@ $(TORCH_STAMP): pyproject.toml $(CONSTRAINTS)
 test-torch: $(TORCH_STAMP)
 	$(TORCH_VENV)/bin/pytest -n 2 --dist loadfile tests/pytorch src/steingrad/torch
 
+$(NUMPYRO_STAMP): pyproject.toml $(CONSTRAINTS)
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later was found. Install one, or use make PYTHON=/path/to/python."; exit 1; }
+	$(PYTHON) -m venv $(NUMPYRO_VENV)
+	$(NUMPYRO_VENV)/bin/pip install --quiet --disable-pip-version-check $(CONSTRAIN) -e '.[numpyro,test]'
+	touch $@
+
+test-numpyro: $(NUMPYRO_STAMP)
+	$(NUMPYRO_VENV)/bin/pytest -n 2 --dist loadfile -m 'not slow' $(PYTEST_FLAGS) tests/numpyro_elbo src/steingrad/numpyro
+
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -80,4 +92,4 @@ docs-serve: $(STAMP)
 	$(BIN)/mkdocs serve
 
 clean:
-	rm -rf $(VENV) $(TORCH_VENV) .venv-lowest .venv-newest lowest.txt site .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(TORCH_VENV) $(NUMPYRO_VENV) .venv-lowest .venv-newest lowest.txt site .pytest_cache .ruff_cache

@@ -30,9 +30,13 @@ import jax.experimental
 import numpy as np
 import pytest
 
-# `steingrad.torch` cannot be imported without PyTorch; `make test-torch` tests it.
-if importlib.util.find_spec("torch") is None:
-    collect_ignore = ["src/steingrad/torch"]
+# `steingrad.torch` cannot be imported without PyTorch; `make test-torch` tests it. The same holds
+# for `steingrad.numpyro` and `make test-numpyro`.
+collect_ignore = [
+    f"src/steingrad/{name}"
+    for name in ("torch", "numpyro")
+    if importlib.util.find_spec(name) is None
+]
 
 # Tests and pages use the name that this context has since JAX 0.8.
 if not hasattr(jax, "enable_x64"):
@@ -46,4 +50,12 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 def _short_numbers():
     """Makes the arrays in doctests print three digits."""
     with np.printoptions(precision=3, suppress=True):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _numpyro_promotes(request):
+    """numpyro relies on implicit dtype promotion."""
+    needed = any(part.startswith("numpyro") for part in request.path.parts)
+    with jax.numpy_dtype_promotion("standard" if needed else jax.config.jax_numpy_dtype_promotion):
         yield

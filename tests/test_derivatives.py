@@ -152,6 +152,41 @@ for estimator in (rodeo, sg.Reinforce(2, "moving_average")):
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(tuple(on_one)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
 
+    def each(logits, cv, w, key):
+        settings = {"key": key, "args": (w,), "reduce": False}
+        return sg.expectation(f, sg.Bernoulli(logits), estimator, cv, **settings)
+
+    def weighted(logits, cv, w, keys, factors):
+        loss = lambda *p: jax.lax.psum(jnp.sum(factors * each(*p, keys[0])), "batch")
+        return jax.grad(loss, (0, 1, 2))(logits, cv, w)
+
+    factors = jnp.array([1.0, -2.0, 0.5, 3.0])
+    sharded = jax.jit(jax.shard_map(
+        weighted, mesh=mesh, in_specs=(*in_specs, P("batch")), out_specs=specs
+    ))
+    halves = lambda l, cv, w: (
+        factors[:2] @ each(l[:2], cv, w, keys[0]) + factors[2:] @ each(l[2:], cv, w, keys[1])
+    )
+    ours = sharded(logits, cv, w, keys, factors)
+    on_one = list(jax.jit(jax.grad(halves, (0, 1, 2)))(logits, cv, w))
+    on_one[1] = jax.tree.map(lambda g: g / 2, on_one[1])
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(tuple(on_one)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+    def explicit(logits, cv, w, keys):
+        _, grads = sg.value_and_grad(
+            f, sg.Bernoulli(logits), estimator, cv, key=keys[0], args=(w,), reduce=False
+        )
+        return grads.parameters, jax.lax.psum(grads.args[0], "batch")
+
+    ours = jax.jit(jax.shard_map(
+        explicit, mesh=mesh, in_specs=in_specs, out_specs=(P("batch"), P())
+    ))(logits, cv, w, keys)
+    ones = lambda l, w: jnp.sum(each(l[:2], cv, w, keys[0])) + jnp.sum(each(l[2:], cv, w, keys[1]))
+    on_one = jax.jit(jax.grad(ones, (0, 1)))(logits, w)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(on_one), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
     def closed(w, logits, keys):
         g = lambda x: f(x, w)
         q = sg.Bernoulli(logits)

@@ -24,6 +24,13 @@ pytestmark = pytest.mark.usefixtures("standard_promotion")
 EXPECTED = {
     "README.md": {"grad.shape": (10,), "cv_grad.gram.shape": (10, 3, 3)},
     "docs/add-an-estimator.md": {"result['LinearBaseline(2)'].evaluations": 2},
+    "docs/from-optax.md": {
+        "float(difference) < 1e-5": True,
+        "bool(variances[0] < variances[1] / 5)": True,
+        "bool(jnp.allclose(jnp.mean(with_h, axis=0), exact, atol=0.01))": True,
+        "bool(jnp.allclose(by_values, exact, atol=0.1))": True,
+        "bool(jnp.allclose(by_measures, by_path, atol=0.1))": True,
+    },
 }
 
 
@@ -33,7 +40,13 @@ EXPECTED = {
         "README.md",
         "docs/index.md",
         "docs/add-an-estimator.md",
-        *slow("docs/objectives.md", "docs/sequences.md"),
+        *slow(
+            "docs/from-optax.md",
+            "docs/objectives.md",
+            "docs/bounds.md",
+            "docs/sequences.md",
+            "docs/stochastic-programs.md",
+        ),
     ],
 )
 def test_code_runs(name):

@@ -11,6 +11,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import steingrad as sg
+from marks import slow
 from problems import largest_difference, normal, normalised_distributions, objective, random_cv
 
 RODEO = sg.Rodeo(num_samples=3, surrogate=sg.MLPSurrogate(hidden=6))
@@ -483,6 +484,173 @@ def test_memory_is_linear_in_d():
     small, large = temporaries(2048), temporaries(4096)
     assert large < 200e6
     assert large <= 2.3 * small
+
+
+class TestEachElement:
+    """`expectation` with `reduce=False`."""
+
+    LOGITS = np.random.default_rng(80).normal(size=(3, 4))
+    W = np.array([1.0, -2.0, 0.5, 0.3])
+    COTANGENT = np.array([2.0, -3.0, 0.5])
+    KEY = jax.random.key(6)
+
+    def values(self, estimator, logits, w, cv, **settings):
+        settings = {"key": self.KEY, "args": (w,), "reduce": False, **settings}
+        return sg.expectation(f, sg.Bernoulli(logits), estimator, cv, **settings)
+
+    @pytest.mark.usefixtures("x64")
+    @pytest.mark.parametrize(
+        "estimator",
+        [
+            sg.DoubleCV(2),
+            sg.Bronco(1, flips=1),
+            *slow(RODEO, sg.RLOO(2), sg.Lariat(2), sg.DisARM(2), sg.UnorderedSet(3), sg.Rebar(2)),
+        ],
+        ids=lambda estimator: type(estimator).__name__,
+    )
+    def test_any_cotangent(self, estimator):
+        logits, w, cotangent = map(jnp.asarray, (self.LOGITS, self.W, self.COTANGENT))
+        dist = sg.Bernoulli(logits)
+        cv = jax.tree.map(lambda leaf: leaf + 0.3, estimator.init(jax.random.key(0), dist))
+
+        @jax.jit
+        def pulled(cotangent, cv):
+            value, pull_back = jax.vjp(lambda *given: self.values(estimator, *given), logits, w, cv)
+            return value, pull_back(cotangent)
+
+        value, (grad, w_grad, cv_grad) = pulled(cotangent, cv)
+        assert value.shape == (3,)
+        mean = sg.expectation(f, dist, estimator, cv, key=self.KEY, args=(w,))
+        np.testing.assert_allclose(jnp.mean(value), mean)
+        # Each element's gradient is its own, times its cotangent.
+        _, (ones_grad, ones_w, ones_cv) = pulled(jnp.ones(3), cv)
+        np.testing.assert_allclose(grad, cotangent[:, None] * ones_grad, atol=1e-12)
+        each = jnp.stack([pulled(one, cv)[1][1] for one in jnp.eye(3)])
+        np.testing.assert_allclose(w_grad, cotangent @ each, atol=1e-12)
+        np.testing.assert_allclose(ones_w, jnp.sum(each, axis=0), atol=1e-12)
+        # `value_and_grad` has the gradients of the sum.
+        settings = {"key": self.KEY, "args": (w,), "reduce": False}
+        same, grads = jax.jit(lambda cv: sg.value_and_grad(f, dist, estimator, cv, **settings))(cv)
+        ours = grads.parameters, grads.args[0], grads.cv
+        assert largest_difference((same, *ours), (value, ones_grad, ones_w, ones_cv)) < 1e-10
+        if cv is None:
+            return
+        if not estimator.cv_is_quadratic:
+            assert largest_difference(cv_grad, ones_cv) < 1e-12
+            return
+        flat, unravel = ravel_pytree(cv)
+        direction = normal(90, flat.shape)
+        square = lambda cv: jnp.mean(pulled(cotangent, cv)[1][0] ** 2)
+        up, down = (square(unravel(flat + step * direction)) for step in (1e-5, -1e-5))
+        slope = ravel_pytree(cv_grad)[0] @ direction
+        np.testing.assert_allclose(slope, (up - down) / 2e-5, rtol=1e-5)
+
+    @pytest.mark.usefixtures("x64")
+    @pytest.mark.parametrize("estimator", [sg.RLOO(3), *slow(RODEO)])
+    def test_shared_parameters(self, estimator):
+        """The gradient of shared parameters is a sum over the batch, with the cotangents in it."""
+        weights, conditions = normal(91, (2, 3)), normal(92, (4, 2))
+
+        def log_prob(weights, x, condition):
+            logits = condition @ weights
+            return jnp.sum(x * logits - jnp.logaddexp(logits, 0))
+
+        def sampler(key, weights, condition):
+            return jax.random.bernoulli(key, jax.nn.sigmoid(condition @ weights)).astype(float)
+
+        cv = random_cv(estimator) if isinstance(estimator, sg.Rodeo) else None
+
+        def values(weights, cv):
+            dist = sg.FromLogProb(
+                log_prob,
+                weights,
+                conditions=conditions,
+                num_coordinates=3,
+                sampler=sampler,
+                normalized=True,
+            )
+            g = lambda x: jnp.sum(jnp.sin(x * jnp.arange(1.0, 4.0)), axis=-1) ** 2
+            return sg.expectation(g, dist, estimator, cv, key=self.KEY, reduce=False)
+
+        @jax.jit
+        def pull_back(cotangent, cv):
+            return jax.vjp(values, weights, cv)[1](cotangent)
+
+        each = jnp.stack([pull_back(one, cv)[0] for one in jnp.eye(4)])
+        for cotangent in (normal(93, 4), jnp.array([0.0, 2.0, -1.0, 0.0])):
+            grad, cv_grad = pull_back(cotangent, cv)
+            np.testing.assert_allclose(grad, jnp.tensordot(cotangent, each, 1), atol=1e-12)
+            assert float(jnp.max(jnp.abs(grad))) > 1e-3
+        if cv is not None:
+            flat, unravel = ravel_pytree(cv)
+            direction = normal(94, flat.shape)
+            square = lambda cv: jnp.mean(pull_back(cotangent, cv)[0] ** 2)
+            up, down = (square(unravel(flat + step * direction)) for step in (1e-5, -1e-5))
+            slope = ravel_pytree(cv_grad)[0] @ direction
+            np.testing.assert_allclose(slope, (up - down) / 2e-5, rtol=1e-5)
+
+    @pytest.mark.parametrize("estimator", [sg.RLOO(2), sg.Bronco(1, flips=1)])
+    @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+    def test_a_masked_element_adds_nothing(self, estimator, bad):
+        """Not even if its f is not finite; and nothing is learned from it."""
+        logits = jnp.asarray(self.LOGITS, jnp.float32)
+        cv = estimator.init(jax.random.key(0), sg.Bernoulli(logits))
+        mask = jnp.array([1.0, 0.0, 1.0])
+
+        @jax.jit
+        @functools.partial(jax.grad, argnums=(0, 1))
+        def gradient(logits, cv, second):
+            f = lambda x: jnp.sum(x**2, axis=-1) * jnp.array([1.0, second, 1.0])
+            dist, settings = sg.Bernoulli(logits), {"key": self.KEY, "reduce": False}
+            values = sg.expectation(f, dist, estimator, cv, **settings)
+            return jnp.sum(jnp.where(mask > 0, values, 0.0))
+
+        fine, broken = gradient(logits, cv, 1.0), gradient(logits, cv, bad)
+        assert largest_difference(fine[0], broken[0]) == 0
+        assert bool(jnp.all(fine[0][1] == 0))
+        assert bool(jnp.any(fine[0] != 0))
+        for a, b in zip(jax.tree.leaves(fine[1]), jax.tree.leaves(broken[1]), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+    def test_a_loss_without_the_expectation(self):
+        """A factor of 0, as at the start of an annealed weight, gives zeros and teaches nothing."""
+        estimator, logits = sg.Bronco(1, flips=1), jnp.asarray(self.LOGITS, jnp.float32)
+        cv = estimator.init(jax.random.key(0), sg.Bernoulli(logits))
+
+        @jax.jit
+        @functools.partial(jax.grad, argnums=(0, 1, 2))
+        def gradient(logits, w, cv, factor):
+            dist = sg.Bernoulli(logits)
+            return factor * sg.expectation(f, dist, estimator, cv, key=self.KEY, args=(w,))
+
+        found = gradient(logits, jnp.asarray(self.W, jnp.float32), cv, 0.0)
+        assert all(bool(jnp.all(leaf == 0)) for leaf in jax.tree.leaves(found))
+
+    def test_other_forms_of_f(self):
+        logits, w = jnp.asarray(self.LOGITS, jnp.float32), jnp.asarray(self.W, jnp.float32)
+        dist, settings = sg.Bernoulli(logits), {"key": self.KEY, "reduce": False}
+        expected = sg.expectation(f, dist, sg.RLOO(2), args=(w,), **settings)
+        with_aux = lambda x, w: (f(x, w), x)
+        found, aux = sg.expectation(with_aux, dist, sg.RLOO(2), args=(w,), has_aux=True, **settings)
+        np.testing.assert_array_equal(found, expected)
+        assert aux.shape == (2, 3, 4)
+        (found, aux), _ = sg.value_and_grad(
+            with_aux, dist, sg.RLOO(2), args=(w,), has_aux=True, **settings
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        target = jnp.arange(3.0)
+        one = lambda x, w, target: f(x, w) - target
+        found = sg.expectation(
+            one, dist, sg.RLOO(2), args=(w, target), batched=False, in_axes=(None, 0), **settings
+        )
+        np.testing.assert_allclose(found, expected - target, rtol=1e-5)
+        gradient = jax.grad(lambda l: jnp.sum(self.values(sg.RLOO(2), l, w, None)))
+        assert gradient(jnp.zeros((0, 4))).shape == (0, 4)
+        assert self.values(sg.RLOO(2), jnp.zeros((2, 0, 4)), w, None).shape == (2, 0)
+        assert self.values(sg.RLOO(2), jnp.zeros(4), w, None).shape == ()
+        number = sg.callback(lambda x: np.sum(x, axis=-1))
+        values = lambda l: sg.expectation(number, sg.Bernoulli(l), sg.RLOO(2), **settings)
+        assert jax.jacrev(values)(logits).shape == (3, 3, 4)
 
 
 class TestBadInput:

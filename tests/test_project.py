@@ -58,7 +58,7 @@ def test_actions_have_a_major_version(path):
 @pytest.mark.parametrize(
     ("name", "targets"),
     [
-        ("tests", {"lint", "test", "test-torch"}),
+        ("tests", {"lint", "test", "test-torch", "test-numpyro"}),
         ("dependencies", {"test-lowest", "test-newest"}),
         ("docs", {"docs"}),
     ],

@@ -20,8 +20,9 @@ LIBRARY = [
     ("operators",),
     ("surrogates",),
     ("estimators",),
-    ("advantages", "cv_optimizer", "exact", "expectation", "policy_gradient"),
-    ("diagnostics", "torch"),
+    ("advantages", "cv_optimizer", "exact", "expectation", "policy_gradient", "sample"),
+    ("bounds",),
+    ("diagnostics", "numpyro", "torch"),
     ("__init__",),
 ]
 LABORATORY = [
@@ -95,6 +96,14 @@ def test_importing_the_library_imports_no_laboratory():
     loaded = loaded_by("import steingrad")
     assert "steingrad.estimators" in loaded
     assert not loaded & {"steingrad_lab", "steingrad.diagnostics", "steingrad.torch"}
+    assert not loaded & {"steingrad.numpyro", "numpyro"}
+
+
+def test_without_numpyro_the_error_says_what_to_install():
+    code = "import sys; sys.modules['numpyro'] = None; import steingrad; steingrad.numpyro"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "ImportError: steingrad.numpyro needs numpyro" in done.stderr
+    assert "pip install 'steingrad[numpyro]'" in done.stderr
 
 
 def test_importing_the_laboratory_imports_no_jax():

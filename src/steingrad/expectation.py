@@ -22,7 +22,6 @@ from .derivatives import (
 )
 from .estimators import Gradients, base
 from .estimators.base import Problem, pose
-from .fast import mean
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,15 +60,21 @@ def expectation(problem: Problem) -> Any:
     `batched=False`, `f` takes one state and returns one number: see `per_example`, also for
     `in_axes`.
 
+    With `reduce=False` the result has one value for each element of the batch, of shape `[*batch]`:
+    the mean over the samples alone. It can be weighted, masked or used inside the f of another
+    `expectation`.
+
     Reverse-mode differentiation gives
 
-    - with respect to the distribution: the estimator's unbiased $g \approx \nabla_\eta E[f]$;
+    - with respect to the distribution: the estimator's unbiased $g \approx \nabla_\eta E[f]$, for
+      each element of the batch times the cotangent of its value;
     - with respect to `cv`, the control variates: the input of `cv_optimizer(estimator)`. This is a
       convention, because $E[f]$ does not depend on `cv`. If `cv` is learned by descent, it is the
       gradient of the mean of the squares of all numbers in $g'$, where $g'$ is $g$ times the
       incoming cotangent, and 0 if $g$ is below 1e-15 or above 1e15. So descent lowers the variance,
       whatever sign and scale the expectation has in the loss. If `cv` consists of sums or averages
-      (`Bronco`, `Lariat`), it is minus their change, whatever the loss;
+      (`Bronco`, `Lariat`), it is minus their change, whatever the loss. An element of the batch
+      whose cotangent is 0 does not count in it;
     - with respect to `args` and what `f` closes over: the ordinary gradient of the mean of $f$.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
@@ -94,6 +99,19 @@ def expectation(problem: Problem) -> Any:
     ...     return sg.expectation(f, sg.Bernoulli(logits), sg.RLOO(2), key=key)
     >>> jax.grad(along)(jnp.zeros(4), jnp.ones(4), jax.random.key(1)).shape
     (4,)
+
+    Weights, masks and importance ratios for each element of the batch multiply its value. An
+    element whose weight is 0 adds 0 to all gradients with respect to the distribution, even if its
+    f is not finite:
+
+    >>> weights = jnp.array([1.0, 0.5, 0.0])
+    >>> def weighted(logits, key):
+    ...     f = lambda x: jnp.sum(x, axis=-1)
+    ...     values = sg.expectation(f, sg.Bernoulli(logits), sg.RLOO(2), key=key, reduce=False)
+    ...     return jnp.sum(weights * values)
+    >>> grad = jax.grad(weighted)(jnp.zeros((3, 4)), jax.random.key(1))
+    >>> grad.shape, bool(jnp.any(grad[2] != 0))
+    ((3, 4), False)
 
     An empty batch has the value 0. Inside `jax.shard_map` each device estimates the mean over its
     part of the batch; gradients with respect to shared arrays are summed over the devices, as for
@@ -121,23 +139,49 @@ def expectation(problem: Problem) -> Any:
 @eqx.filter_custom_vjp
 def _expectation(differentiable, problem):
     (_, _, (objective, args)), problem = typed_keys((differentiable, problem))
-    estimator, dist = problem.estimator, problem.dist
-    sample_key, f_key, _ = jax.random.split(problem.key, 3)
-    x = estimator.draw(sample_key, dist)
+    x, weights = base.draw(problem)
+    _, f_key, _ = jax.random.split(problem.key, 3)
     fx, aux = objective(f_key, x, *args)
-    weighs = estimator.weighs_samples and fx.size
-    weights = estimator.weights(dist, x) if weighs else None
-    value = mean(fx if weights is None else base.weighted(fx, weights))
+    value = base.average(problem, fx, weights)
     return (value, aux) if problem.has_aux else value
 
 
 @_expectation.def_fwd
 def _forward(perturbed, differentiable, problem):
-    problem = typed_keys(problem)
-    parameters, cv, objective_and_args = differentiable
-    moving, still = eqx.partition(objective_and_args, perturbed[2])
+    parameters, _, objective_and_args = differentiable
+    problem, moving = _posed(perturbed, differentiable, problem)
     if problem.on_devices:
         check_shared(moving, (parameters, objective_and_args))
+    seen, aux = base.observe(problem)
+    value = base.average(problem, seen.values.fx, seen.weights)
+    value, aux, seen = drawn_with(parameters, (value, aux, seen))
+    return (value, aux) if problem.has_aux else value, raw_keys(seen)
+
+
+@_expectation.def_bwd
+def _backward(seen, cotangent, perturbed, differentiable, problem):
+    parameters, cv, objective_and_args = differentiable
+    problem, _ = _posed(perturbed, differentiable, problem)
+    cotangent = cotangent[0] if problem.has_aux else cotangent
+    if problem.reduce:
+        cotangent = cotangent / base.batch_size(problem)
+    # The samples depend on the parameters, so further derivatives by the parameters raise.
+    grads = drawn_with(parameters, base.estimate(problem, typed_keys(seen), cotangent))
+    grads = base.scaled(problem, grads, cotangent, parameters)
+    found = grads.parameters, grads.cv, grads.args[0]
+    if not problem.on_devices:
+        return found
+    # As always in JAX, gradients are summed over devices; those of control variates are averaged.
+    reduce = jax.lax.psum, jax.lax.pmean, jax.lax.psum
+    return tuple(map(over_devices, reduce, found, (parameters, cv, objective_and_args)))
+
+
+def _posed(perturbed, differentiable, problem) -> tuple[Problem, Any]:
+    """Returns the complete problem, and the only argument of its objective: those arrays in the
+    objective and its arguments that are differentiated."""
+    problem = typed_keys(problem)
+    _, cv, objective_and_args = differentiable
+    moving, still = eqx.partition(objective_and_args, perturbed[2])
     moving = jax.tree.map(jnp.asarray, moving)  # outside jit a scalar arrives as a Python number
 
     def f(key, x, moving):
@@ -145,37 +189,18 @@ def _forward(perturbed, differentiable, problem):
         return objective(key, x, *args)
 
     def stand_in(key, x, moving):
-        return problem.relaxation(key, x, *typed_keys(eqx.combine(moving, still))[1])
+        return relaxation(key, x, *typed_keys(eqx.combine(moving, still))[1])
 
-    relaxation = None if problem.relaxation is None else stand_in
-    found = base.estimate(
-        replace(
-            problem,
-            objective=f,
-            cv=cv,
-            args=(moving,),
-            relaxation=relaxation,
-            differentiable=True,  # by what is moving; a NumPy f raises
-        )
+    relaxation = problem.relaxation
+    posed = replace(
+        problem,
+        objective=f,
+        cv=cv,
+        args=(moving,),
+        relaxation=None if relaxation is None else stand_in,
+        differentiable=True,  # by what is moving; a NumPy f raises
     )
-    found, grads = drawn_with(parameters, found)
-    fx, aux = found if problem.has_aux else (found, None)
-    return (mean(fx), aux) if problem.has_aux else mean(fx), (grads, max(fx[0].size, 1))
-
-
-@_expectation.def_bwd
-def _backward(residuals, cotangent, perturbed, differentiable, problem):
-    parameters, cv, objective_and_args = differentiable
-    grads, size = residuals
-    cotangent = cotangent[0] if problem.has_aux else cotangent
-    grads = base.scaled(problem, grads, cotangent / size, parameters)
-    times = lambda g: (cotangent * g.astype(cotangent.dtype)).astype(g.dtype)
-    found = grads.parameters, grads.cv, jax.tree.map(times, grads.args[0])
-    if not problem.on_devices:
-        return found
-    # As always in JAX, gradients are summed over devices; those of control variates are averaged.
-    reduce = jax.lax.psum, jax.lax.pmean, jax.lax.psum
-    return tuple(map(over_devices, reduce, found, (parameters, cv, objective_and_args)))
+    return posed, moving
 
 
 @_takes(pose)
@@ -184,7 +209,11 @@ def value_and_grad(problem: Problem) -> tuple[Any, Gradients]:
     batch, and `Gradients(parameters, cv, args)`. With `has_aux`, `((mean, aux), gradients)`.
 
     The arguments are those of `expectation`: `f`, `dist`, `estimator`, `cv`, `key`, `args`,
-    `context`, `relaxation`, `has_aux`, `batched`, `in_axes`.
+    `context`, `relaxation`, `has_aux`, `batched`, `in_axes`, `reduce`.
+
+    With `reduce=False` the value has one number for each element of the batch, and the gradients
+    are those of the sum of these numbers. So `parameters` holds the gradient of each element's own
+    value (unless the batch shares them), and `args` the sum over the batch.
 
     >>> import jax, jax.numpy as jnp, steingrad as sg
     >>> f = lambda x, w: x @ w

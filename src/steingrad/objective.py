@@ -13,7 +13,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from .arrays import compute_dtype
+from .arrays import compute_dtype, expand
 from .distributions.base import Distribution
 from .fast import mean
 
@@ -46,7 +46,11 @@ class Evaluated(eqx.Module):
     """The memo that `Estimator.propose` returned with the further points."""
     sound: Bool[Array, "..."] | None = None
     """Which elements of the batch count in what is learned, of shape `[*batch]`: those where f and
-    its gradient are finite. The others have f = 0 and a gradient of 0 here. `None`: all count."""
+    its gradient are finite, and whose factor is not 0. The others have f = 0 and a gradient of 0
+    here. `None`: all count."""
+    factors: Float[Array, "..."] | None = None
+    """How much each element's estimate counts in the gradient that is passed on, relative to the
+    largest: one number for all, or an array of shape `[*batch]`. `None`: all count the same."""
 
     def only_sound(self, array: Float[Array, "..."]) -> Float[Array, "..."]:
         """An array `[..., *batch]` with 0 at the elements of the batch that do not count."""
@@ -363,20 +367,58 @@ def as_jax_arrays(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, numpy) else leaf, tree)
 
 
+class Values(eqx.Module):
+    """f at the samples, and the backward pass through f, which is not done yet."""
+
+    fx: Float[Array, "samples ..."]
+    """f at the samples, of shape `[K, *batch]`."""
+    pull_back: Any
+    """Takes one number for each value of f, and returns the gradients of their weighted sum."""
+    needs_gradient: bool = eqx.field(static=True)
+    """Whether the backward pass goes to the samples."""
+    moves: bool = eqx.field(static=True)
+    """Whether f has arguments with respect to which it is differentiated."""
+
+    def gradients(
+        self, cotangents: Float[Array, "samples ..."], *, two_passes: bool = False
+    ) -> tuple[Float[Array, "samples ..."] | None, Any]:
+        r"""Returns $\nabla f$ at the samples (`None` if it is not needed), and the gradient of
+        $\sum_k c_k f(x_k)$ with respect to the arguments, where $c_k$ are the `cotangents`.
+
+        One backward pass gives both: f acts on each state alone, so that the gradient with respect
+        to $x_k$, divided by $c_k$, is $\nabla f(x_k)$. If $c_k = 0$, then $\nabla f(x_k)$ is not
+        known, and the result has 0 there. `two_passes` finds it nevertheless.
+
+        The cotangents are those of the whole loss, because f may have an expectation inside, and
+        the control variates of that expectation are not linear in its cotangent.
+        """
+        if not self.needs_gradient:
+            (of_arguments,) = self.pull_back(cotangents)
+            return None, of_arguments
+        if self.moves and not two_passes:
+            dx, of_arguments = self.pull_back(cotangents)
+            factor = expand(cotangents, dx.ndim)
+            known = factor != 0
+            dfx = dx.astype(factor.dtype) / jnp.where(known, factor, 1)
+            return jnp.where(known, dfx, 0), of_arguments
+        dfx, of_arguments = self.pull_back(jnp.ones_like(self.fx))
+        if self.moves:
+            _, of_arguments = self.pull_back(cotangents)
+        return dfx.astype(self.fx.dtype), of_arguments
+
+
 def evaluate(
     objective: Callable[..., Any],
     x: Float[Array, "samples ..."],
     args: tuple,
     *,
     needs_gradient: bool = False,
-    weights: Float[Array, "samples ..."] | None = None,
     differentiable: bool = True,
-) -> tuple[Float[Array, "samples ..."], Float[Array, "samples ..."] | None, tuple, Any]:
-    """Returns f(x), ∇f(x) if needed, the gradient of the mean of f with respect to `args`, and the
-    aux of f, from one forward and one backward pass.
+) -> tuple[Values, Any]:
+    """Returns f at the samples, with its backward pass, and the aux of f.
 
-    `objective` returns a pair, values and aux. The mean is over batch and samples, which are
-    weighted if `weights` is given.
+    `objective` returns a pair, values and aux. It is differentiated with respect to the
+    floating-point arrays in `args`, unless it is not `differentiable`.
     """
     floating = lambda leaf: differentiable and eqx.is_inexact_array(leaf)
     dynamic, static = eqx.partition(args, floating)
@@ -384,14 +426,6 @@ def evaluate(
     vjp: Any = partial(jax.vjp, has_aux=True)
     if needs_gradient:
         fx, pull_back, aux = vjp(at, x, dynamic)
-        # f acts on each state alone, so one backward pass gives each its own gradient.
-        dfx, args_grad = pull_back(jnp.ones_like(fx))
-        dfx = dfx.astype(fx.dtype)
-        if weights is not None:
-            _, args_grad = pull_back((len(fx) * weights).astype(fx.dtype))
     else:
         fx, pull_back, aux = vjp(lambda dynamic: at(x, dynamic), dynamic)
-        counts = jnp.ones_like(fx) if weights is None else (len(fx) * weights).astype(fx.dtype)
-        dfx, (args_grad,) = None, pull_back(counts)
-    args_grad = jax.tree.map(lambda g: g / max(fx.size, 1), args_grad)
-    return fx, dfx, args_grad, aux
+    return Values(fx, pull_back, needs_gradient, bool(jax.tree.leaves(dynamic))), aux

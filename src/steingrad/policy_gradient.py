@@ -83,7 +83,9 @@ def policy_gradient(
         r = r.astype(compute_dtype(r))
         return jnp.sum(r, axis=-1), r
 
-    value, _, args_grad, r = evaluate(total, x, args)
+    values, r = evaluate(total, x, args)
+    value = values.fx
+    _, args_grad = values.gradients(jnp.ones_like(value) / max(value.size, 1))
     to_go = returns_to_go(r)
     weights = leave_one_out(to_go) / max(num_samples * math.prod(q.batch_shape), 1)
     grad = q.weighted_step_score(weights, x)

@@ -42,15 +42,16 @@ def f(x, kind):
     flat = x.reshape(*x.shape[:2], -1)
     weights = jnp.linspace(-1, 1, flat.shape[-1])
     value = jnp.sum((flat - weights) ** 2, axis=-1) + 0.5 * jnp.sum(flat, -1) ** 2 + 3
-    first = (jnp.arange(2) == 0).astype(value.dtype)
+    size = x.shape[1]
+    first = (jnp.arange(size) == 0).astype(value.dtype)
     factors = jnp.array(
         [
-            jnp.ones(2),
-            jnp.full(2, jnp.nan),
-            jnp.full(2, jnp.inf),
-            jnp.full(2, 1e20),
-            jnp.full(2, 1e12),
-            jnp.zeros(2),
+            jnp.ones(size),
+            jnp.full(size, jnp.nan),
+            jnp.full(size, jnp.inf),
+            jnp.full(size, 1e20),
+            jnp.full(size, 1e12),
+            jnp.zeros(size),
             jnp.where(first > 0, jnp.nan, 1),
             jnp.where(first > 0, 1e12, 1),
         ]
@@ -102,6 +103,17 @@ def test_one_bad_step(estimator, accident):
     for seed in range(5):
         *_, following = run(estimator, BITS, cv, state, after, jax.random.key(seed))
         assert jnp.max(jnp.abs(following)) < 30 * jnp.max(jnp.abs(usual))
+
+
+@each_estimator
+def test_one_bad_step_where_samples_are_equal(estimator):
+    """Both samples of some elements of the batch are equal, so that f is huge but not spread."""
+    dist = sg.Bernoulli(jnp.zeros((30, 2)))
+    cv, state, usual = run(estimator, dist, *fresh(estimator, dist), jnp.full(40, CLEAN), KEY)
+    for seed in range(3):
+        kinds = jnp.array([LARGE, CLEAN, CLEAN])
+        *_, found = run(estimator, dist, cv, state, kinds, jax.random.key(seed))
+        assert jnp.max(jnp.abs(found[1:])) < 30 * jnp.max(jnp.abs(usual))
 
 
 def mean_square_error(gradients):
@@ -176,31 +188,51 @@ RECOVERY = 6000
 """The number of clean steps after which accidents are forgotten."""
 
 
-def check_recovery(estimator, kinds):
-    """Take 30 steps of these kinds and then clean ones. At the end the estimator must be as good as
-    one that never saw an accident."""
-    following = jnp.full(RECOVERY, CLEAN)
-    after = jnp.concatenate([jnp.array(kinds), following])
-    never = jnp.concatenate([jnp.full(30, CLEAN), following])
-    cv, state, gradients = run(estimator, BITS, *fresh(estimator), after, KEY)
-    *_, usual = run(estimator, BITS, *fresh(estimator), never, KEY)
-    assert all_finite((cv, state))
-    late = slice(-1000, None)
-    assert mean_square_error(gradients[late]) < 1.5 * mean_square_error(usual[late])
+def check_recovery(estimator, sequences):
+    """Take 30 steps of each sequence of kinds and then clean ones. At the end the estimator must be
+    as good as one that never saw an accident."""
+    never = jnp.full((1, 30), CLEAN)
+    start = fresh(estimator)
+
+    @eqx.filter_jit
+    @eqx.filter_vmap
+    def late_error(kinds):
+        kinds = jnp.concatenate([kinds, jnp.full(RECOVERY, CLEAN)])
+        cv, state, gradients = run(estimator, BITS, *start, kinds, KEY)
+        finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((cv, state))]
+        return jnp.sum(jnp.var(gradients[-1000:], axis=0)), jnp.all(jnp.stack(finite))
+
+    errors, finite = late_error(jnp.concatenate([jnp.asarray(sequences), never]))
+    assert finite.all()
+    assert np.all(errors[:-1] < 1.5 * errors[-1])
+
+
+RUINOUS = [
+    3 * [HUGE, CONSTANT, LARGE, NAN, ONE_HUGE, ONE_NAN, CLEAN, INFINITE, CONSTANT, LARGE],
+    27 * [CLEAN] + [LARGE, LARGE, ONE_HUGE],
+    [CLEAN, NAN, LARGE, CLEAN, HUGE, *16 * [CLEAN], LARGE, *8 * [CLEAN]],
+    [6, 3, 4, 0, 7, 0, 4, 2, 0, 0, 7, 7, 2, 5, 7, 7, 4, 0, 0, 4, 0, 0, 7, 6, 2, 7, 4, 0, 5, 1],
+    [1, 7, 6, 0, 7, 0, 4, 1, 4, 1, 2, 6, 7, 1, 7, 2, 0, 0, 5, 7, 0, 2, 0, 6, 3, 7, 6, 5, 5, 2],
+    [5, 3, 4, 0, 1, 5, 6, 6, 3, 0, 2, 0, 0, 0, 0, 0, 3, 0, 5, 7, 5, 2, 0, 7, 6, 0, 0, 0, 0, 3],
+    [4, 2, 6, 1, 0, 6, 7, 2, 2, 7, 0, 1, 3, 7, 0, 1, 0, 2, 1, 7, 3, 0, 0, 6, 5, 1, 7, 4, 6, 7],
+]
+"""Sequences from which an estimator once did not recover, or not in time."""
 
 
 @each_estimator
 def test_accidents_in_the_first_steps_are_forgotten(estimator):
-    mixed = [HUGE, CONSTANT, LARGE, NAN, ONE_HUGE, ONE_NAN, CLEAN, INFINITE, CONSTANT, LARGE]
-    check_recovery(estimator, 3 * mixed)
+    check_recovery(estimator, RUINOUS)
 
 
 @pytest.mark.slow
 @each_estimator
-@settings(max_examples=20, deadline=None, derandomize=True)
-@given(kinds=st.lists(st.integers(0, 7), min_size=30, max_size=30))
-def test_any_sequence_of_accidents_is_forgotten(estimator, kinds):
-    check_recovery(estimator, kinds)
+@settings(max_examples=3, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_any_sequence_of_accidents_is_forgotten(estimator, seed):
+    """Every sequence has accidents at another share of its steps."""
+    rng = np.random.default_rng(seed)
+    accidents = rng.random((16, 30)) < rng.random((16, 1))
+    check_recovery(estimator, np.where(accidents, rng.integers(0, 8, (16, 30)), CLEAN))
 
 
 @pytest.mark.parametrize("scale", [1e-10, *slow(1e-30, 1e-5, 1e5, 1e10, 1e30)])

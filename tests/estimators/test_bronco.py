@@ -95,7 +95,8 @@ def random_tables(d, m, rng):
 def random_products():
     """Products with which both coefficients of the blend are far from 0."""
     matrix = jnp.asarray([[2.0, -1.0, 0.5], [-1.0, 3.0, 0.4], [0.5, 0.4, 1.5]])
-    products = Products(matrix, jnp.asarray(0.8), jnp.asarray(1.0))
+    rest = map(jnp.asarray, (0.8, 1.0, 1.0, 1.0))
+    products = Products(matrix, *rest)
     assert min(map(abs, blend_coefficients(products))) > 0.05
     return products
 
@@ -268,7 +269,7 @@ def test_coefficients_of_the_blend_minimise_the_mean_square():
     for seed in range(20):
         g, a, s = terms = np.random.default_rng(seed).normal(size=(3, 12))
         a -= rng.uniform(-1, 2) * g
-        products = Products(jnp.asarray(terms @ terms.T), jnp.asarray(1.0), jnp.asarray(0.0))
+        products = Products(jnp.asarray(terms @ terms.T), *map(jnp.asarray, (1.0, 0.0, 1.0, 1.0)))
         c1, c2 = map(float, blend_coefficients(products))
         grid = np.linspace(0, 1, 201)
         # For each first coefficient, the best second one.
@@ -276,7 +277,7 @@ def test_coefficients_of_the_blend_minimise_the_mean_square():
         squares = [np.sum((g + b * a + c * s) ** 2) for b, c in zip(grid, second, strict=True)]
         assert np.sum((g + c1 * a + c2 * s) ** 2) <= min(squares) * (1 + 1e-4)
         assert c1 == pytest.approx(grid[np.argmin(squares)], abs=0.01)
-    few = Products(jnp.eye(3), jnp.asarray(0.01), jnp.asarray(0.0))
+    few = Products(jnp.eye(3), *map(jnp.asarray, (0.01, 0.0, 1.0, 1.0)))
     assert blend_coefficients(few) == (0, 0)
 
 
@@ -742,3 +743,29 @@ def test_an_infinite_memory():
         cv = jax.tree.map(jnp.subtract, cv, grads.cv)
     assert float(cv.flips) == 3
     assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(cv))
+
+
+@pytest.mark.parametrize("use_gradient", [False, True])
+@pytest.mark.parametrize("shape", [(300, 1, 3), *slow(((3000, 2, 4),), ((2000, 1, 9),))])
+def test_many_flips_of_the_same_value_in_a_step(shape, use_gradient):
+    """The numbers of coordinates, values and pairs are learned from what the others leave. With a
+    large batch each sees hundreds of flips in a step, and together they must not overshoot."""
+    rng = np.random.default_rng(0)
+    tables = jnp.asarray(5 * rng.normal(size=shape), jnp.float32)
+    # Without a slope everything is left to the numbers of values and pairs.
+    f = lambda x: jnp.sum(jax.lax.stop_gradient(x) * tables, axis=(-1, -2)) + 0 * jnp.sum(x)
+    dist = sg.Categorical(jnp.zeros(shape))
+    estimator = sg.Bronco(use_gradient=use_gradient)
+    cv = estimator.init(jax.random.key(0), dist)
+    optimizer = sg.cv_optimizer(estimator)
+
+    def step(carry, key):
+        cv, state = carry
+        _, grads = estimator.per_element(f, dist, cv, key=key)
+        updates, state = optimizer.update(grads.cv, state, cv)
+        return (optax.apply_updates(cv, updates), state), jnp.mean(grads.parameters**2)
+
+    keys = jax.random.split(jax.random.key(0), 150)
+    (cv, _), squares = jax.lax.scan(step, (cv, optimizer.init(cv)), keys)
+    assert 0.1 < jnp.mean(squares[-50:]) / jnp.mean(squares[:3]) < 1.1
+    assert cv.products.matrix[0, 0] < 10

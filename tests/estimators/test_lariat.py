@@ -83,7 +83,8 @@ def with_coefficients(cv, c, ridge=1e-4):
     matrix = jnp.eye(size).at[1:, 1:].set(gram)
     matrix = matrix.at[0, 1:].set(target).at[1:, 0].set(target)
     where = lambda cv: products(cv)
-    return eqx.tree_at(where, cv, Products(matrix, jnp.asarray(0.9), products(cv).log_unit))
+    rest = jnp.asarray(0.9), products(cv).log_unit, jnp.asarray(1.0), jnp.asarray(1.0)
+    return eqx.tree_at(where, cv, Products(matrix, *rest))
 
 
 def mean_estimate(estimator, dist, cv):
@@ -264,7 +265,7 @@ def test_fitted_coefficients_are_those_of_an_offline_fit(name, group):
     share = decay ** (steps - 1)
     in_units_of_f = lambda p, sign=1: sign * p.matrix * 4 ** (sign * p.log_unit)
     matrix = in_units_of_f(products(cv)) - share * in_units_of_f(products(first), -1)
-    fitted = Products(matrix, products(cv).weight, jnp.zeros(())).coefficients(decay, 1e-13)
+    fitted = eqx.tree_at(lambda p: p.matrix, products(cv), matrix).coefficients(decay, 1e-13)
     offline = -np.linalg.lstsq(np.concatenate(columns), np.concatenate(target), rcond=None)[0]
     np.testing.assert_allclose(fitted, offline, rtol=1e-6, atol=1e-8)
 

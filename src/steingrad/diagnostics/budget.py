@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..distributions import Distribution
+from ..distributions import as_distribution
 from ..estimators import Estimator
 from ..objective import as_jax_arrays
 from . import measure
@@ -42,7 +42,7 @@ class NumSamples:
 
 def best_num_samples(
     f: Callable[..., Float[Array, "..."]],
-    dist: Distribution,
+    dist: Any,
     make_estimator: Callable[[int], Estimator],
     *,
     key: PRNGKeyArray,
@@ -80,6 +80,7 @@ def best_num_samples(
             "best_num_samples needs candidates, and seconds above 0, but was given "
             f"candidates={tuple(candidates)} and seconds={seconds}."
         )
+    dist = as_distribution(dist)
     measure.check_not_empty("best_num_samples", dist)
     settings = {"args": as_jax_arrays(args), "context": context, "relaxation": relaxation}
     problem = Problem(f, dist, settings, adapt_steps, learning_rate)

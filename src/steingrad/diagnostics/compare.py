@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..arrays import as_index, check_whole
-from ..distributions import Distribution
+from ..distributions import Distribution, as_distribution
 from ..estimators import RLOO, Estimator
 from ..exact import exact_gradient
 from ..objective import as_jax_arrays, bind, takes_key
@@ -43,7 +43,7 @@ JAX = Path(jax.__file__).parent
 
 def compare(
     f: Callable[..., Float[Array, "..."]],
-    dist: Distribution,
+    dist: Any,
     estimators: Mapping[str, Estimator] | Sequence[Estimator],
     *,
     key: PRNGKeyArray,
@@ -90,6 +90,7 @@ def compare(
     (['', '', 'biased (declared)'], 'the exact gradient')
     """
     named = _named(estimators)
+    dist = as_distribution(dist)
     measure.check_not_empty("compare", dist)
     draws, adapt_steps, chunk = map(as_index, (draws, adapt_steps, chunk))
     check_whole("compare", "number of draws", draws, 2)
@@ -235,6 +236,7 @@ def missed_gradient(
     of_rare = jnp.where(rare & (mass <= most), centred, 0)
     mean = lambda q: jnp.mean(jnp.sum(q.probabilities() * of_rare, axis=-1))
     gradient = jax.grad(lambda p: mean(dist.with_parameters(p)))(dist.parameters)
+    gradient = dist.by_given(gradient)
     return jnp.linalg.norm(measure.flatten(gradient))
 
 

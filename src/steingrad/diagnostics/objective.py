@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from ..arrays import expand
-from ..distributions import Distribution
+from ..distributions import as_distribution
 from ..objective import bind, takes_key
 from .measure import check_not_empty
 
@@ -18,7 +18,7 @@ DRAWS = 4
 
 def check_objective(
     f: Callable[..., Any],
-    dist: Distribution,
+    dist: Any,
     *,
     key: PRNGKeyArray,
     args: tuple = (),
@@ -44,6 +44,7 @@ def check_objective(
         ...
     ValueError: f mixes the states that it is given: ...
     """
+    dist = as_distribution(dist)
     check_not_empty("check_objective", dist)
     sample_key, other_key, mask_key, f_key = jax.random.split(key, 4)
     bound = bind(f, dist)

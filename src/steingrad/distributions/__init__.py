@@ -4,6 +4,8 @@ from .autoregressive import Autoregressive
 from .base import Distribution
 from .bernoulli import Bernoulli
 from .categorical import Categorical
+from .copies import copies
+from .foreign import as_distribution
 from .from_log_prob import FromLogProb
 from .gibbs_sampler import Chains, GibbsSampler
 from .independent import Independent
@@ -29,4 +31,6 @@ __all__ = [
     "RealValued",
     "Relaxable",
     "Subset",
+    "as_distribution",
+    "copies",
 ]

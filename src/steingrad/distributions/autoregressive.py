@@ -72,6 +72,7 @@ class Autoregressive(FromFunction):
     end: int | None = eqx.field(static=True)
     _batch_shape: tuple[int, ...] = eqx.field(static=True)
     _built_dtype: Any = eqx.field(static=True)
+    _factors: Any
 
     def __init__(
         self,
@@ -108,6 +109,7 @@ class Autoregressive(FromFunction):
         self.carry = None if callable(carry) else jax.tree.map(jnp.asarray, carry)
         self.conditions = jax.tree.map(jnp.asarray, conditions)
         self._batch_shape = batch_of("Autoregressive", self.conditions, batch_shape)
+        self._factors = None
         if self._batch_shape and conditions is None:
             raise ValueError(
                 f"Autoregressive was given batch_shape={self._batch_shape} without conditions: all "

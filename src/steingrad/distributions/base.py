@@ -52,6 +52,8 @@ class Distribution(eqx.Module):
     """Whether the coordinates are independent, each with parameters of its own."""
     relaxable: ClassVar[Any] = False
     """Whether states are the corners of a cube or a simplex, with the methods of `Relaxable`."""
+    differentiable: ClassVar[Any] = True
+    """Whether f gets states by which it can be differentiated. Indices are no such states."""
     full_support: ClassVar[Any] = True
     """Whether each combination of values has a probability above 0 if all logits are finite. Some
     operators need this."""
@@ -131,6 +133,12 @@ class Distribution(eqx.Module):
         """$|y_n - x|^2$, divided by its mean over all pairs of values: 1 unless the values are real
         numbers."""
         return jnp.ones(values.shape, x.dtype)
+
+    def counted(self, factors: Float[Array, "..."]) -> "Distribution":
+        """The same distribution, but its sums over the batch count each element with a factor.
+        `factors` is one number, or an array of shape `[*batch]`. Only gradients with respect to
+        shared parameters are sums over the batch (`shares_parameters`)."""
+        return self
 
     def weighted_score(self, weights: Float[Array, "..."], x: Float[Array, "..."]) -> Any:
         r"""$\sum_k w_k \, s(x_k)$ over the axes of `x` before the batch axes, shaped like the
@@ -228,6 +236,11 @@ class Distribution(eqx.Module):
     def view(self, x: Float[Array, "..."]) -> Any:
         """The state in the form in which f gets it."""
         return x
+
+    def by_given(self, gradient: Any) -> Any:
+        """The gradient with respect to the arrays that the user gave, from that with respect to the
+        parameters. They differ if the distribution comes from another library."""
+        return gradient
 
     def by_part(self, fn: Callable, *states: Array | None, key: PRNGKeyArray | None = None) -> Any:
         """`fn(part, *states, key)` for all independent parts, arranged like the parameters.

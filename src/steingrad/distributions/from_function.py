@@ -22,6 +22,8 @@ class FromFunction(Distribution):
     _parameters: eqx.AbstractVar[Any]
     conditions: eqx.AbstractVar[Any]
     _batch_shape: eqx.AbstractVar[tuple[int, ...]]
+    _factors: eqx.AbstractVar[Any]
+    """How much each element counts in sums over the batch; `None`: 1. See `counted`."""
 
     @abc.abstractmethod
     def _log_prob(self, parameters: Any, condition: Any, x: Array) -> Array:
@@ -70,6 +72,27 @@ class FromFunction(Distribution):
         return eqx.tree_at(
             lambda q: q._parameters, self, everything, is_leaf=lambda leaf: leaf is None
         )
+
+    def counted(self, factors):
+        if not self.shares_parameters:
+            return self
+        is_none = lambda leaf: leaf is None
+        return eqx.tree_at(lambda q: q._factors, self, factors, is_leaf=is_none)
+
+    def weighted_score(self, weights, x):
+        return super().weighted_score(self._times_factors(weights, 0), x)
+
+    def weighted_score_change(self, coefficients, x, values, coordinates=None):
+        coefficients = self._times_factors(coefficients, 2)
+        return super().weighted_score_change(coefficients, x, values, coordinates)
+
+    def _times_factors(self, weights: Array, ndim: int) -> Array:
+        """Weights with `ndim` axes after those of the batch, times the factors of the elements. A
+        factor of 0 gives 0, also if a weight is not finite."""
+        if self._factors is None:
+            return weights
+        factors = self._factors.reshape(*self._factors.shape, *[1] * ndim).astype(weights.dtype)
+        return jnp.where(factors == 0, 0, factors * weights)
 
     def score(self, x):
         return self._for_each(eqx.filter_grad(self._log_prob), x)

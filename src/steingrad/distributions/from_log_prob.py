@@ -70,6 +70,7 @@ class FromLogProb(FromFunction, RealValued):
     sampler: Callable[..., Array] | None = eqx.field(static=True)
     log_ratio_fn: Callable[..., Array] | None = eqx.field(static=True)
     _normalized: bool = eqx.field(static=True)
+    _factors: Any
 
     def __init__(
         self,
@@ -94,6 +95,7 @@ class FromLogProb(FromFunction, RealValued):
         self.sampler = sampler
         self.log_ratio_fn = log_ratio_fn
         self._normalized = normalized
+        self._factors = None
         check_parameters("FromLogProb", parameters)
         self.values = check_values("FromLogProb", values, self.dtype)
         for leaf in [] if self.shares_parameters else jax.tree.leaves(self.parameters):

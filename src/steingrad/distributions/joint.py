@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from ..arrays import expand
 from .base import MAX_STATES, Distribution
+from .foreign import as_distribution, is_foreign
 from .neighbours import Neighbours, Slope
 
 
@@ -57,12 +58,13 @@ class Joint(Distribution):
                 "or Joint([..., ...])."
             )
         self.names = tuple(named) or None
-        self.parts = tuple(named.values() if parts is None else parts)
-        for part in self.parts:
-            if not isinstance(part, Distribution):
+        given = tuple(named.values() if parts is None else parts)
+        for part in given:
+            if not (isinstance(part, Distribution) or is_foreign(part)):
                 raise TypeError(
                     f"Joint is made of distributions, but was given a {type(part).__name__}."
                 )
+        self.parts = tuple(map(as_distribution, given))
         shapes = {part.batch_shape for part in self.parts}
         if len(shapes) != 1:
             raise ValueError(
@@ -76,6 +78,7 @@ class Joint(Distribution):
     is_binary = _of_parts(all, "is_binary")
     relaxable = _of_parts(all, "relaxable")
     flippable = _of_parts(all, "flippable")
+    differentiable = _of_parts(all, "differentiable")
     full_support = _of_parts(all, "full_support")
     large_scores = _of_parts(any, "large_scores")
     shares_parameters = _of_parts(any, "shares_parameters")
@@ -150,6 +153,10 @@ class Joint(Distribution):
         each = zip(self.parts, self.each(x), strict=True)
         return self.named([part.view(own.astype(part.dtype)) for part, own in each])
 
+    def by_given(self, gradient):
+        own = zip(self.parts, self.in_order(gradient), strict=True)
+        return self.named([part.by_given(g) for part, g in own])
+
     def by_part(self, fn, *states, key=None):
         count = len(self.parts)
         keys = [None] * count if key is None else jax.random.split(key, count)
@@ -170,6 +177,10 @@ class Joint(Distribution):
 
     def score(self, x):
         return self.named([part.score(own) for part, own in self._with(x)])
+
+    def counted(self, factors):
+        parts = tuple(part.counted(factors) for part in self.parts)
+        return eqx.tree_at(lambda q: q.parts, self, parts)
 
     def weighted_score(self, weights, x):
         return self.named([part.weighted_score(weights, own) for part, own in self._with(x)])

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -16,8 +17,17 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped
 from ..arrays import cast, compute_dtype, expand
 from ..derivatives import device_axes, drawn_with, on_each_device, stop_gradient
 from ..distributions.base import Distribution, check_inside
-from ..fast import mean, mean_of_squares
-from ..objective import Evaluated, as_jax_arrays, bind, evaluate, has_gradient, per_example
+from ..distributions.foreign import as_distribution
+from ..fast import mean, mean_of_samples, mean_of_squares
+from ..objective import (
+    Evaluated,
+    Values,
+    as_jax_arrays,
+    bind,
+    evaluate,
+    has_gradient,
+    per_example,
+)
 from .checks import (
     check_call,
     check_cv,
@@ -110,7 +120,7 @@ class Estimator(eqx.Module):
         """How many times f is evaluated for one estimate."""
         return self.num_samples
 
-    def init(self, key: PRNGKeyArray, dist: Distribution | None = None) -> Any:
+    def init(self, key: PRNGKeyArray, dist: Any = None) -> Any:
         """The initial control variates, a module of arrays; `None` if the estimator learns nothing.
 
         Some estimators need the shape of `dist`, and raise an error without it.
@@ -241,14 +251,14 @@ class Estimator(eqx.Module):
         return self.gradient(cv, dist, at)
 
     def value_and_grad(
-        self, f: Callable[..., Any], dist: Distribution, cv: Any = None, **settings: Any
+        self, f: Callable[..., Any], dist: Any, cv: Any = None, **settings: Any
     ) -> tuple[Any, Gradients]:
         """Returns the mean of f over samples and batch, and its gradients: the same as
         `steingrad.value_and_grad(f, dist, self, cv, **settings)`."""
         return value_and_grad(pose(f, dist, self, cv, **settings))
 
     def per_element(
-        self, f: Callable[..., Any], dist: Distribution, cv: Any = None, **settings: Any
+        self, f: Callable[..., Any], dist: Any, cv: Any = None, **settings: Any
     ) -> tuple[Any, Gradients]:
         """Returns f at the samples, and the gradients of `value_and_grad` without the mean over the
         batch: `parameters` has one gradient for each element of the batch, and `cv` belongs to
@@ -274,11 +284,13 @@ class Problem(eqx.Module):
     has_aux: bool = eqx.field(static=True)
     differentiable: bool = eqx.field(static=True)
     """Whether f has a gradient. A function that runs outside JAX has none."""
+    reduce: bool = eqx.field(static=True)
+    """Whether the value is the mean over the batch, or one number for each of its elements."""
 
 
 def pose(
     f: Callable[..., Any],
-    dist: Distribution,
+    dist: Any,
     estimator: Estimator,
     cv: Any = None,
     *,
@@ -289,6 +301,7 @@ def pose(
     has_aux: bool = False,
     batched: bool = True,
     in_axes: Sequence[int | None] | None = None,
+    reduce: bool = True,
 ) -> Problem:
     """Check the arguments of `expectation` or `value_and_grad`, and collect them in a `Problem`."""
     if isinstance(estimator, type) and issubclass(estimator, Estimator):
@@ -299,6 +312,7 @@ def pose(
         raise TypeError("dist and estimator are in the wrong order: pass f, dist, estimator.")
     if not isinstance(estimator, Estimator):
         raise TypeError(f"The estimator must be one such as RLOO(2), not {kind(estimator)}.")
+    dist = as_distribution(dist)
     by_gradient = estimator.goes_by_gradient
     check_call(f, dist, key, args)
     check_distribution(estimator, dist)
@@ -324,48 +338,113 @@ def pose(
         stand_in = bind(on_batches(relaxation), dist, relaxed=True)
     by_gradient = by_gradient and stand_in is None
     objective = bind(on_batches(f), dist, relaxed=by_gradient, has_aux=has_aux)
-    rest = (stand_in, on_devices, has_aux, differentiable)
+    rest = (stand_in, on_devices, has_aux, differentiable, bool(reduce))
     return Problem(objective, dist, estimator, cv, key, args, context, *rest)
+
+
+class Seen(eqx.Module):
+    """The samples of a problem, and f there."""
+
+    x: Float[Array, "samples ..."]
+    values: Values
+    weights: Float[Array, "samples ..."] | None
+    """The weights of the samples in the estimate of E[f]; `None` if each is 1/K."""
 
 
 def per_element(problem: Problem) -> tuple[Any, Gradients]:
     """See `Estimator.per_element`."""
     # Derivatives at fixed samples would be wrong, so there are none.
-    found = estimate(dataclasses.replace(problem, dist=stop_gradient(problem.dist)))
-    return drawn_with(problem.dist, found)
+    constant = dataclasses.replace(problem, dist=stop_gradient(problem.dist))
+    seen, aux = observe(constant)
+    grads = by_given(constant, estimate(constant, seen, 1 / batch_size(problem)))
+    fx = seen.values.fx
+    if seen.weights is not None:
+        fx = weighted(fx, seen.weights)
+    return drawn_with(problem.dist, ((fx, aux) if problem.has_aux else fx, grads))
 
 
-def estimate(problem: Problem) -> tuple[Any, Gradients]:
-    """Draw samples, evaluate f, estimate the gradient and adapt `cv`. `dist` is a constant here."""
-    estimator, dist, cv, args = problem.estimator, problem.dist, problem.cv, problem.args
-    if cv is None:
-        check_cv(estimator, cv, dist)
-    sample_key, f_key, own_key = jax.random.split(problem.key, 3)
+def value_and_grad(problem: Problem) -> tuple[Any, Gradients]:
+    """Returns the mean of f over samples and batch, and its gradients. If the problem does not
+    `reduce`, one mean over the samples for each element of the batch, and the gradients of their
+    sum. With `has_aux` the first result is a pair: the value, and the aux of f."""
+    constant = dataclasses.replace(problem, dist=stop_gradient(problem.dist))
+    seen, aux = observe(constant)
+    cotangent = 1 / batch_size(problem) if problem.reduce else 1.0
+    grads = estimate(constant, seen, cotangent)
+    grads = by_given(constant, scaled(problem, grads, cotangent, problem.dist.parameters))
+    value = average(problem, seen.values.fx, seen.weights)
+    return drawn_with(problem.dist, ((value, aux) if problem.has_aux else value, grads))
+
+
+def by_given(problem: Problem, grads: Gradients) -> Gradients:
+    """The gradients, with those of the parameters by the arrays that the user gave."""
+    return grads._replace(parameters=problem.dist.by_given(grads.parameters))
+
+
+def batch_size(problem: Problem) -> int:
+    """The number of elements of the batch; 1 for an empty batch, whose mean is 0."""
+    return max(math.prod(problem.dist.batch_shape), 1)
+
+
+def average(
+    problem: Problem,
+    fx: Float[Array, "samples ..."],
+    weights: Float[Array, "samples ..."] | None,
+) -> Float[Array, "..."]:
+    """The estimate of E[f]: the mean over samples and batch, or over the samples alone."""
+    fx = fx if weights is None else weighted(fx, weights)
+    return mean(fx) if problem.reduce else mean_of_samples(fx)
+
+
+def draw(problem: Problem) -> tuple[Array, Array | None]:
+    """Returns the samples, and their weights in the estimate of E[f], `None` if each is 1/K."""
+    estimator, dist = problem.estimator, problem.dist
+    sample_key, _, _ = jax.random.split(problem.key, 3)
     x = estimator.draw(sample_key, dist)
-    empty = x.size == 0
-    weighs = estimator.weighs_samples and not empty
-    weights = estimator.weights(dist, x) if weighs else None
-    fx, dfx, args_grad, aux = evaluate(
+    return x, estimator.weights(dist, x) if estimator.weighs_samples and x.size else None
+
+
+def observe(problem: Problem) -> tuple[Seen, Any]:
+    """Draw samples and evaluate f there. Returns what `estimate` needs, and the aux of f."""
+    if problem.cv is None:
+        check_cv(problem.estimator, problem.cv, problem.dist)
+    x, weights = draw(problem)
+    _, f_key, _ = jax.random.split(problem.key, 3)
+    values, aux = evaluate(
         partial(problem.objective, f_key),
         x,
-        args,
-        needs_gradient=estimator.needs_gradient and not empty,
-        weights=weights,
+        problem.args,
+        needs_gradient=bool(problem.estimator.needs_gradient and x.size),
         differentiable=problem.differentiable,
     )
-    if empty:
-        grad, cv_grad = jax.tree.map(jnp.zeros_like, (dist.parameters, cv))
-    else:
-        again = problem.objective if problem.relaxation is None else problem.relaxation
-        f = lambda y: again(f_key, y.astype(x.dtype), *args)[0].astype(fx.dtype)
-        at = Evaluated(x, fx, dfx, f=f, key=own_key, context=problem.context)
-        situation: Any = cv, dist, at
-        if problem.on_devices:
-            situation = on_each_device(situation)
-        grad, cv_grad = run(estimator, *situation)
-    if weights is not None:
-        fx = weighted(fx, weights)
-    return (fx, aux) if problem.has_aux else fx, Gradients(grad, cv_grad, args_grad)
+    return Seen(x, values, weights), aux
+
+
+def estimate(problem: Problem, seen: Seen, cotangent: Any) -> Gradients:
+    """Estimate the gradient, and adapt `cv`. `dist` is a constant here.
+
+    `cotangent` is the derivative of the loss with respect to the mean of f over the samples of an
+    element of the batch: one number for all elements, or an array of shape `[*batch]`. The
+    gradients with respect to `args` are those of the loss. The others become those of the loss by
+    `scaled`.
+    """
+    estimator, dist, x, fx = problem.estimator, problem.dist, seen.x, seen.values.fx
+    cotangent = jnp.asarray(cotangent, fx.dtype)
+    share = 1 / len(fx) if seen.weights is None else seen.weights.astype(fx.dtype)
+    of_samples = jnp.ones_like(fx) * (cotangent * share)
+    dfx, args_grad = seen.values.gradients(of_samples, two_passes=seen.weights is not None)
+    if x.size == 0:
+        grad, cv_grad = jax.tree.map(jnp.zeros_like, (dist.parameters, problem.cv))
+        return Gradients(grad, cv_grad, args_grad)
+    _, f_key, own_key = jax.random.split(problem.key, 3)
+    again = problem.objective if problem.relaxation is None else problem.relaxation
+    f = lambda y: again(f_key, y.astype(x.dtype), *problem.args)[0].astype(fx.dtype)
+    factors = cotangent / nonzero(largest_of(cotangent))
+    at = Evaluated(x, fx, dfx, f=f, key=own_key, context=problem.context, factors=factors)
+    situation: Any = problem.cv, dist.counted(factors), at
+    if problem.on_devices:
+        situation = on_each_device(situation)
+    return Gradients(*run(estimator, *situation), args_grad)
 
 
 def weighted(
@@ -395,6 +474,8 @@ def prepare(
     if cv is None:
         return cv, dist, at
     sound = estimator.is_sound(dist, at)
+    if at.factors is not None:
+        sound = sound & (at.factors != 0)
     at = dataclasses.replace(at, sound=sound)
     dfx = at.dfx
     if dfx is not None:
@@ -414,10 +495,11 @@ def learn(estimator: Estimator, cv: Any, dist: Distribution, at: Evaluated) -> t
 
 
 def stamp(grad: Any, dist: Distribution, at: Evaluated) -> Any:
-    """The estimate, with NaN at the elements of the batch that are not sound."""
+    """The estimate, with NaN at the elements of the batch where f is not finite."""
     if at.sound is None:
         return grad
-    sound = jnp.all(at.sound) if dist.shares_parameters else at.sound
+    sound = at.sound if at.factors is None else at.sound | (at.factors == 0)
+    sound = jnp.all(sound) if dist.shares_parameters else sound
     return jax.tree.map(lambda g: jnp.where(expand(sound, g.ndim), g, jnp.nan), grad)
 
 
@@ -438,6 +520,8 @@ def relative_mean_square(
         sound = at.sound
         grad = jax.tree.map(lambda g: jnp.where(expand(sound, g.ndim), g, 0), grad)
     grad = jax.tree.map(lambda g: jnp.where(jnp.isfinite(g), g, 0), grad)
+    if at.factors is not None:
+        grad = times_factors(grad, dist, at.factors)
     unit = power_of_two(jax.lax.stop_gradient(largest(grad)))
     return mean_of_squares(jax.tree.map(lambda g: g / unit.astype(g.dtype), grad)), unit
 
@@ -457,23 +541,40 @@ def times_square(tree: Any, unit: Float[Array, ""]) -> Any:
     return jax.tree.map(lambda g: g * factor.astype(g.dtype), tree)
 
 
-def value_and_grad(problem: Problem) -> tuple[Any, Gradients]:
-    """Returns the mean of f over samples and batch, and its gradients. With `has_aux` the first
-    result is a pair: the mean of f, and its aux."""
-    fx, grads = per_element(problem)
-    fx, aux = fx if problem.has_aux else (fx, None)
-    grads = scaled(problem, grads, 1 / max(fx[0].size, 1), problem.dist.parameters)
-    return (mean(fx), aux) if problem.has_aux else mean(fx), grads
-
-
-def scaled(problem: Problem, grads: Gradients, factor: Any, parameters: Any) -> Gradients:
-    """Multiply the gradients of `per_element` by a factor, and cast them to the dtypes of the
+def scaled(problem: Problem, grads: Gradients, cotangent: Any, parameters: Any) -> Gradients:
+    """Turn the gradients of `estimate` into those of the loss, and cast them to the dtypes of the
     parameters. The gradients with respect to `args` stay unchanged."""
-    times = lambda g, p: (g * jnp.asarray(factor, g.dtype)).astype(p.dtype)
-    cv_grad = grads.cv
+    size, cv_grad = largest_of(cotangent), grads.cv
     if problem.estimator.cv_is_quadratic:
-        cv_grad = jax.tree.map(lambda g: g * jnp.asarray(factor**2, g.dtype), cv_grad)
-    return Gradients(jax.tree.map(times, grads.parameters, parameters), cv_grad, grads.args)
+        cv_grad = jax.tree.map(lambda g: g * jnp.asarray(size**2, g.dtype), cv_grad)
+    # A sum over the batch has its factors, relative to the largest, already.
+    grad = times_factors(grads.parameters, problem.dist, cotangent, size)
+    return Gradients(cast(grad, parameters), cv_grad, grads.args)
+
+
+def times_factors(grad: Any, dist: Distribution, factors: Any, of_sums: Any = 1) -> Any:
+    """Multiply each element's numbers by its factor, and sums over the batch, which belong to
+    shared parameters, by `of_sums`. A factor of 0 gives 0, also if the estimate is not finite."""
+
+    def times(g, factor):
+        factor = expand(jnp.asarray(factor, g.dtype), g.ndim)
+        return factor * jnp.where((factor == 0) & ~jnp.isfinite(g), 0, g)
+
+    shares = dist.by_part(lambda part, _: bool(part.shares_parameters))
+    of_part = lambda shared, part: jax.tree.map(
+        lambda g: times(g, of_sums if shared else factors), part
+    )
+    return jax.tree.map(of_part, shares, grad)
+
+
+def largest_of(cotangent: Any) -> Float[Array, ""]:
+    """The largest absolute value; 0 if there is none."""
+    return jnp.max(jnp.abs(jnp.asarray(cotangent)), initial=0)
+
+
+def nonzero(size: Float[Array, ""]) -> Float[Array, ""]:
+    """The same number, or 1 if it is 0."""
+    return jnp.where(size == 0, 1, size)
 
 
 def mean_of_scores(

@@ -8,10 +8,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ..arrays import as_index, check_whole, scatter
 from ..distributions.base import Distribution
+from ..distributions.foreign import as_distribution
 from ..distributions.neighbours import Neighbours, Slope
 from ..fast import TINY, mean, mean_of_samples, running_sum, sum_of_events
 from ..objective import Evaluated
@@ -189,6 +190,7 @@ class Bronco(Estimator):
                 "Bronco learns coefficients for each coordinate, but no distribution was given: "
                 "pass the distribution too, `estimator.init(key, dist)`. Only its shape matters."
             )
+        dist = as_distribution(dist)
         d, m = dist.flip_shape
         effect = None if self.use_gradient else jnp.zeros((d, m, 2))
         moments = jnp.zeros((d, 3, 3)), jnp.zeros((d, 3)), jnp.zeros(d), jnp.zeros(d)
@@ -205,8 +207,7 @@ class Bronco(Estimator):
 
     def past(self, cv: Any, at: Evaluated) -> Any:
         """The sums, or zeros if f has become far smaller than it was."""
-        forget = at.has_outgrown(cv.change / (cv.steps + TINY))
-        return jax.tree.map(lambda leaf: jnp.where(forget, 0, leaf), cv)
+        return unless(at.has_outgrown(cv.change / (cv.steps + TINY)), cv)
 
     def propose(self, cv, dist, at):
         guess = self.guess(cv, dist, at)
@@ -218,7 +219,10 @@ class Bronco(Estimator):
 
     def adapt(self, cv, dist, at):
         grad, products = self.blended(cv, dist, at)
-        following = self.learn(cv, dist, at, *at.memo)
+        # A step that forgets learns nothing: beside sums that were too large, what it would add is
+        # lost to rounding in some of them, and not in others.
+        forget = at.has_outgrown(cv.change / (cv.steps + TINY))
+        following = unless(forget, self.learn(cv, dist, at, *at.memo))
         following = eqx.tree_at(lambda cv: cv.products, following, products)
         return grad, jax.tree.map(jnp.subtract, cv, following)
 
@@ -350,6 +354,11 @@ class Bronco(Estimator):
             tables=tables,
             products=cv.products,
         )
+
+
+def unless(forget: Bool[Array, ""], tree: Any) -> Any:
+    """The same arrays, or zeros if `forget`."""
+    return jax.tree.map(lambda leaf: jnp.where(forget, 0, leaf), tree)
 
 
 def sums_of_values(cv: Any, at: Evaluated, seen: Float[Array, ""]) -> dict[str, Float[Array, ""]]:

@@ -23,8 +23,7 @@ NEEDS = {
 
 def check_call(f: Any, dist: Any, key: Any, args: Any) -> None:
     """Raise if an argument is not of the kind that belongs in its place."""
-    if not isinstance(dist, Distribution):
-        raise TypeError(f"dist must be a distribution such as Bernoulli(logits), not {kind(dist)}.")
+    check_is_distribution(dist)
     if not callable(f):
         raise TypeError(f"f must be a function of the states, not {kind(f)}.")
     if not isinstance(args, (tuple, list)):
@@ -36,13 +35,31 @@ def check_call(f: Any, dist: Any, key: Any, args: Any) -> None:
         raise TypeError(f"key must be a random key such as jax.random.key(0), not {key!r}.")
 
 
+def check_is_distribution(dist: Any) -> None:
+    """Raise unless `dist` is a distribution of this library."""
+    if not isinstance(dist, Distribution):
+        raise TypeError(
+            f"dist must be a distribution such as Bernoulli(logits), not {kind(dist)}. Pass "
+            "as_distribution(dist) for a distribution of another library."
+        )
+
+
 def kind(thing: Any) -> str:
     return "an array" if eqx.is_array_like(thing) else f"a {type(thing).__name__}"
 
 
 def check_distribution(estimator: Any, dist: Distribution) -> None:
     """Raise unless the distribution has what the estimator needs of it."""
+    check_is_distribution(dist)
     name, needs = type(estimator).__name__, estimator.needs
+    if not dist.differentiable and (estimator.needs_gradient or estimator.relaxes):
+        raise ValueError(
+            f"{name} as it is set here uses the gradient of f, but the states of this distribution "
+            "are indices (whole numbers), by which f cannot be differentiated. Pass a "
+            "OneHotCategorical in place of the Categorical, or use an estimator without a gradient "
+            "of f: RLOO, Reinforce, LocalExpectation, Bronco(use_gradient=False), CARMS or "
+            "Rodeo(surrogate=ExactSurrogate())."
+        )
     if needs is not None and not getattr(dist, needs):
         raise ValueError(
             f"{name} needs {NEEDS[needs]}, but was given {type(dist).__name__}, which lacks that. "

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..arrays import as_index, check_whole, expand
+from ..distributions import as_distribution
 from ..fast import leave_one_out, mean, mean_of_others, mean_of_samples, sum_of_events
 from ..operators import Gibbs, Operator
 from ..surrogates import Surrogate
@@ -160,6 +161,7 @@ class Lariat(Estimator):
                     "Lariat with memory (its default where gradients=False) or with a context has "
                     "arrays of the distribution's size: pass the distribution too, init(key, dist)."
                 )
+            dist = as_distribution(dist)
             if self._remembers:
                 memory = (jnp.zeros(dist.event_shape), jnp.zeros(dist.event_shape))
             if self.context_size:
@@ -178,7 +180,10 @@ class Lariat(Estimator):
     def adapt(self, cv, dist: Any, at):
         past = cv.averages.products
         spread = spread_of(at)
-        factors = past.factors(spread, at)
+        # If all samples of an element are equal, an accident shows in its distance, not its spread.
+        middle = self._value(cv, at)
+        far = jnp.max(jnp.abs(at.fx - middle), axis=0), middle
+        factors = past.factors(spread, at, *far)
 
         @eqx.filter_grad(has_aux=True)
         def loss(learned):
@@ -193,8 +198,7 @@ class Lariat(Estimator):
         (context, surrogate), (grad, unit, products) = loss((cv.context, cv.surrogate))
         context = times_square(context, power_of_two(past.unit(spread)))
         surrogate = times_square(surrogate, unit)
-        weight, influence = at.sound_share, at.only_sound(past.influence(spread))
-        middle = self._value(cv, at)
+        weight, influence = at.sound_share, at.only_sound(past.influence(spread, *far))
         value = weight * middle + mean(influence * (at.fx - middle))
         memory = None
         if self._remembers:

@@ -20,7 +20,11 @@ DECAY = 0.99
 RIDGE = 1e-4
 WARM_UP = 10  # steps without control variates: too few to know their coefficients
 LIMIT = 10.0  # an f that is spread this many times more than usual counts no more than this
+ACCIDENT = 1e-4  # elements whose influence is smaller do not count at all
 LARGEST = 120.0  # the largest exponent of the unit, in the range of float32
+# If f in the last ninety steps or so is spread less than the unit by this factor, or the estimate
+# is smaller than its average by this factor, f has become smaller, and the averages begin anew.
+SMALLER, RECENT_DECAY = 30.0, 0.9
 
 
 class Terms(NamedTuple):
@@ -146,10 +150,15 @@ class Products(eqx.Module):
     """The moving average of 1, which shows how many steps there have been."""
     log_unit: Float[Array, ""]
     """The logarithm to base 2 of the mean spread of f, the unit."""
+    recent_spread: Float[Array, ""]
+    """The largest spread of f in the last steps."""
+    recent_square: Float[Array, ""]
+    """The largest product of the estimate with itself in the last steps."""
 
     @classmethod
     def zero(cls, num_terms: int) -> "Products":
-        return cls(jnp.zeros((1 + num_terms, 1 + num_terms)), jnp.zeros(()), jnp.zeros(()))
+        # Arrays of their own, so that they can be donated.
+        return cls(jnp.zeros((1 + num_terms, 1 + num_terms)), *(jnp.zeros(()) for _ in range(4)))
 
     def unit(self, spread: Float[Array, "..."]) -> Float[Array, ""]:
         """The spread of f in past steps or, if it is not known yet, in this step."""
@@ -157,16 +166,30 @@ class Products(eqx.Module):
         first = jnp.where((now > 0) & jnp.isfinite(now), now, 1)
         return jnp.where(self.matrix[0, 0] > 0, jnp.exp2(self.log_unit), first)
 
-    def influence(self, spread: Float[Array, "..."]) -> Float[Array, "..."]:
+    def influence(
+        self,
+        spread: Float[Array, "..."],
+        distance: Float[Array, "..."] | float = 0.0,
+        middle: Float[Array, ""] | float = 0.0,
+    ) -> Float[Array, "..."]:
         """A factor for each element of the batch, below 1 if its f is spread more than `LIMIT`
-        units, so that one accident does not outweigh all that was learned before."""
-        limit = LIMIT * self.unit(spread)
-        return jnp.where(spread > limit, limit / jnp.where(spread > 0, spread, 1), 1)
+        units, so that one accident does not outweigh all that was learned before. The `distance`
+        of f from its mean so far, `middle`, is limited in the same way, in units that include the
+        mean itself."""
+        unit = self.unit(spread)
+        within = lambda size, limit: jnp.where(
+            size > limit, limit / jnp.where(size > 0, size, 1), 1
+        )
+        return jnp.minimum(
+            within(spread, LIMIT * unit), within(distance, LIMIT * (unit + jnp.abs(middle)))
+        )
 
-    def factors(self, spread: Float[Array, "..."], at: Evaluated) -> Float[Array, "..."]:
-        """The factors of the batch's elements in `combine_and_products`: their influence, in units
-        of f's spread, or 0 for those that are not sound."""
-        return at.only_sound(self.influence(spread) / self.unit(spread))
+    def factors(self, spread: Float[Array, "..."], at: Evaluated, *far: Any) -> Float[Array, "..."]:
+        """The factors of the batch's elements in `combine_and_products`: their `influence`, in
+        units of f's spread, or 0 for those that are not sound or had an accident. (Terms that are
+        made of the past would seem to be tiny beside such an f.)"""
+        influence = self.influence(spread, *far)
+        return at.only_sound(jnp.where(influence > ACCIDENT, influence, 0) / self.unit(spread))
 
     def step(
         self,
@@ -180,17 +203,22 @@ class Products(eqx.Module):
         # The unit is a moving average, too. No element of the batch counts more than `LIMIT`.
         growth = 1 + (1 - decay) * (mean(jnp.minimum(spread / unit, LIMIT)) - weight)
         growth = jnp.where(now > 0, growth, 1)
-        # Nor does a step count that is far from the past in one of the terms alone.
+        # Nor does a step count that is far from the past in one of the terms alone. Such a step is
+        # not the first one that a term is known from: the term would seem to be tiny ever after.
         past, new = jnp.diagonal(self.matrix), jnp.diagonal(products) * self.weight
-        excess = jnp.where(past > 0, new / (LIMIT**2 * jnp.where(past > 0, past, 1)), 0)
-        products = products / jnp.maximum(jnp.max(excess), 1)
+        excess = jnp.max(jnp.where(past > 0, new / (LIMIT**2 * jnp.where(past > 0, past, 1)), 0))
+        known = (past > 0) | (excess <= 1)
+        products = jnp.where(known & known[:, None], products, 0) / jnp.maximum(excess, 1)
         log_unit = jnp.clip(jnp.log2(unit) + jnp.log2(growth), -LARGEST, LARGEST)
         # As long as f did not vary, the unit was not known, and the averages are of no use.
         old = jnp.where(self.matrix[0, 0] > 0, self.matrix, 0)
+        recent = lambda past, new: jnp.maximum(jnp.where(now > 0, RECENT_DECAY, 1) * past, new)
         return Products(
             (decay * old + (1 - decay) * products) / growth**2,
             decay * self.weight + (1 - decay) * weight,
             log_unit,
+            recent(self.recent_spread, now),
+            recent(self.recent_square, products[0, 0]) / growth**2,
         )
 
     def coefficients(self, decay: float = DECAY, ridge: float = RIDGE) -> Float[Array, " terms"]:
@@ -213,7 +241,11 @@ def unless_outgrown(averages: Any, products: Products, at: Evaluated) -> Any:
 
     The estimate of this step must not depend on that: its coefficients may not see its samples.
     """
-    forget = at.has_outgrown(jnp.where(products.matrix[0, 0] > 0, jnp.exp2(products.log_unit), 0))
+    square = products.matrix[0, 0]
+    unit = jnp.where(square > 0, jnp.exp2(products.log_unit), 0)
+    smaller = unit > SMALLER * products.recent_spread
+    smaller = smaller | (square > SMALLER**2 * products.recent_square * products.weight)
+    forget = at.has_outgrown(unit) | smaller
     return jax.tree.map(lambda leaf: jnp.where(forget, 0, leaf), averages)
 
 

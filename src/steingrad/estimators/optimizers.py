@@ -18,7 +18,7 @@ from ..arrays import brief
 LARGEST = 100.0
 # If the gradients of the last ninety steps or so are all smaller than the scale by this factor, f
 # has become smaller, and Adam begins anew.
-SMALLER, RECENT_DECAY = 1e4, 0.9
+SMALLER, RECENT_DECAY = 1e2, 0.9
 
 
 class AdamState(NamedTuple):

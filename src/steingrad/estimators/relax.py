@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..arrays import as_index, check_whole
+from ..distributions import as_distribution
 from .base import Estimator
 from .optimizers import slow_adam
 from .relaxations import (
@@ -70,6 +71,7 @@ class Relax(Estimator):
                 "Relax has a network of the distribution's size, but no distribution was given: "
                 "pass the distribution too, init(key, dist), or use Rebar, which has no network."
             )
+        dist = as_distribution(dist)
         inputs = self.context_size + math.prod(dist.event_shape)
         glorot = jax.nn.initializers.glorot_uniform()
         in_key, out_key = jax.random.split(key)

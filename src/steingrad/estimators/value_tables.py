@@ -11,6 +11,10 @@ from ..fast import TINY
 
 # About how many flips of a value, and of a pair of values, are remembered.
 VALUE_MEMORY, PAIR_MEMORY = 60.0, 30.0
+# The memory of a number is never shorter than this many steps. The numbers of a value, of its pairs
+# and of its coordinate each take what the others left in the step before. If all of them took most
+# of it at once, they would take too much together, and diverge.
+FEWEST_STEPS = 10
 # A number is shrunk towards 0 as if this many further flips had had a residual of 0.
 SHRINK = 3.0
 # More pairs than this have no numbers of their own: they would take too much memory, and too long
@@ -113,8 +117,9 @@ def shrunken(sums: Float[Array, "d n 2"], one_flip: Float[Array, ""]) -> Float[A
 
 
 def kept(flips: int, memory: float) -> float:
-    """The factor of the past for `flips` new flips."""
-    return 1 / (1 + flips / memory)
+    """The factor of the past for the `flips` of a step, if about `memory` flips are remembered, and
+    at least those of `FEWEST_STEPS` steps."""
+    return 1 / (1 + min(flips / memory, 1 / FEWEST_STEPS))
 
 
 def coordinates_of(flips: Neighbours) -> Int[Array, "c n"]:

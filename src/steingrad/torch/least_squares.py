@@ -5,7 +5,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..estimators.least_squares import DECAY, LARGEST, LIMIT, RIDGE, WARM_UP
+from ..estimators.least_squares import (
+    ACCIDENT,
+    DECAY,
+    LARGEST,
+    LIMIT,
+    RECENT_DECAY,
+    RIDGE,
+    SMALLER,
+    WARM_UP,
+)
 from .arrays import expand, leave_one_out, tree_map
 from .evaluated import Evaluated
 
@@ -19,10 +28,15 @@ class Products(NamedTuple):
     """The moving average of 1, which shows how many steps there have been."""
     log_unit: Tensor
     """The logarithm to base 2 of the mean spread of f, the unit."""
+    recent_spread: Tensor
+    """The largest spread of f in the last steps."""
+    recent_square: Tensor
+    """The largest product of the estimate with itself in the last steps."""
 
     @classmethod
     def zero(cls, num_terms: int) -> "Products":
-        return cls(torch.zeros(1 + num_terms, 1 + num_terms), torch.zeros(()), torch.zeros(()))
+        zeros = (torch.zeros(()) for _ in range(4))
+        return cls(torch.zeros(1 + num_terms, 1 + num_terms), *zeros)
 
     def unit(self, spread: Tensor) -> Tensor:
         """The spread of f in past steps or, if it is not known yet, in this step."""
@@ -30,15 +44,21 @@ class Products(NamedTuple):
         first = torch.where((now > 0) & now.isfinite(), now, 1)
         return torch.where(self.matrix[0, 0] > 0, self.log_unit.exp2(), first)
 
-    def influence(self, spread: Tensor, unit: Tensor) -> Tensor:
+    def influence(
+        self, spread: Tensor, unit: Tensor, distance: Any = None, middle: Any = None
+    ) -> Tensor:
         """A factor for each element of the batch, below 1 if its f is spread more than `LIMIT`
-        units."""
-        limit = LIMIT * unit
-        return torch.where(spread > limit, limit / torch.where(spread > 0, spread, 1), 1)
+        units, or if its `distance` from the mean so far, `middle`, is."""
+        factor = within(spread, LIMIT * unit)
+        if distance is None:
+            return factor
+        return torch.minimum(factor, within(distance, LIMIT * (unit + middle.abs())))
 
-    def factors(self, spread: Tensor, unit: Tensor, at: Evaluated) -> Tensor:
-        """The factors of the batch's elements in products; 0 for those that are not sound."""
-        return at.only_sound(self.influence(spread, unit) / unit)
+    def factors(self, spread: Tensor, unit: Tensor, at: Evaluated, *far: Tensor) -> Tensor:
+        """The factors of the batch's elements in products; 0 for those that are not sound or had an
+        accident."""
+        influence = self.influence(spread, unit, *far)
+        return at.only_sound(torch.where(influence > ACCIDENT, influence, 0) / unit)
 
     def step(
         self,
@@ -53,17 +73,24 @@ class Products(NamedTuple):
         # The unit is a moving average, too. No element of the batch counts more than `LIMIT`.
         growth = 1 + (1 - decay) * ((spread / unit).clamp(max=LIMIT).mean() - weight)
         growth = torch.where(now > 0, growth, 1)
-        # Nor does a step count that is far from the past in one of the terms alone.
+        # Nor does a step count that is far from the past in one of the terms alone. Such a step is
+        # not the first one that a term is known from: the term would seem to be tiny ever after.
         past, new = self.matrix.diagonal(), products.diagonal() * self.weight
-        excess = torch.where(past > 0, new / (LIMIT**2 * torch.where(past > 0, past, 1)), 0)
-        products = products / excess.amax().clamp(min=1)
+        excess = torch.where(past > 0, new / (LIMIT**2 * torch.where(past > 0, past, 1)), 0).amax()
+        known = (past > 0) | (excess <= 1)
+        products = torch.where(known & known[:, None], products, 0) / excess.clamp(min=1)
         log_unit = (unit.log2() + growth.log2()).clamp(-LARGEST, LARGEST)
         # As long as f did not vary, the unit was not known, and the averages are of no use.
         old = torch.where(self.matrix[0, 0] > 0, self.matrix, 0)
+        recent = lambda past, new: torch.maximum(
+            torch.where(now > 0, RECENT_DECAY * past, past), new
+        )
         return Products(
             (decay * old + (1 - decay) * products) / growth**2,
             decay * self.weight + (1 - decay) * weight,
             log_unit,
+            recent(self.recent_spread, now),
+            recent(self.recent_square, products[0, 0]) / growth**2,
         )
 
     def coefficients(self, decay: float = DECAY, ridge: float = RIDGE) -> Tensor:
@@ -77,6 +104,11 @@ class Products(NamedTuple):
         # Without a check whether it succeeded, for which the host would have to wait.
         solved, _ = torch.linalg.solve_ex(gram, scale * target)
         return torch.where(self.weight > 1 - decay ** (WARM_UP - 0.5), -scale * solved, 0)
+
+
+def within(size: Tensor, limit: Tensor) -> Tensor:
+    """The factor that brings a size down to a limit; 1 if it is below."""
+    return torch.where(size > limit, limit / torch.where(size > 0, size, 1), 1)
 
 
 class Terms(NamedTuple):
@@ -122,8 +154,11 @@ class Terms(NamedTuple):
 
 def unless_outgrown(averages: Any, products: Products, at: Evaluated) -> Any:
     """New averages, or zeros if f has become far smaller than the old `products`."""
-    known = torch.where(products.matrix[0, 0] > 0, products.log_unit.exp2(), 0)
-    forget = at.has_outgrown(known)
+    square = products.matrix[0, 0]
+    unit = torch.where(square > 0, products.log_unit.exp2(), 0)
+    smaller = unit > SMALLER * products.recent_spread
+    smaller = smaller | (square > SMALLER**2 * products.recent_square * products.weight)
+    forget = at.has_outgrown(unit) | smaller
     return tree_map(lambda leaf: torch.where(forget, 0, leaf), averages)
 
 

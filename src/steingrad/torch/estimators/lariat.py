@@ -70,7 +70,10 @@ class Lariat(Estimator):
         own, past = self.estimator, cv.averages.products
         spread, context, surrogate = spread_of(at), None, None
         scale = past.unit(spread)
-        factors, coefficients = past.factors(spread, scale, at), self._coefficients(cv)
+        # If all samples of an element are equal, an accident shows in its distance, not its spread.
+        middle = self._value(cv, at)
+        far = (at.fx - middle).abs().amax(0), middle
+        factors, coefficients = past.factors(spread, scale, at, *far), self._coefficients(cv)
         if own.context_size == 0 and cv.surrogate is None:
             terms = self._terms(cv, dist, at)
             grad, products = terms.combine(coefficients), terms.products(factors)
@@ -88,8 +91,7 @@ class Lariat(Estimator):
             learned, (grad, unit, products) = derivative(loss, (cv.context, cv.surrogate))
             context = times_square(learned[0], power_of_two(scale))
             surrogate = times_square(learned[1], unit)
-        weight, influence = at.sound_share, at.only_sound(past.influence(spread, scale))
-        middle = self._value(cv, at)
+        weight, influence = at.sound_share, at.only_sound(past.influence(spread, scale, *far))
         value = weight * middle + (influence * (at.fx - middle)).mean()
         memory = None
         if own._remembers:
