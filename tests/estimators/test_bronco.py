@@ -486,7 +486,7 @@ def test_coefficients_are_a_weighted_least_squares_fit(name):
     """The coefficients equal those of an offline fit to a record of all draws."""
     dist = batched(distributions()[name], 6)
     f = objective(dist)
-    estimator = sg.Bronco(2, 2, memory=24 * 9 / dist.num_coordinates)  # 0.9 a step
+    estimator = sg.Bronco(2, 2, memory=24 * 19 / dist.num_coordinates)  # 0.95 a step
     cv = estimator.init(jax.random.key(0), dist)
     coordinates, features, targets, weights = [], [], [], []
     for step in range(12):
@@ -502,13 +502,13 @@ def test_coefficients_are_a_weighted_least_squares_fit(name):
         coordinates.append(np.asarray(slots).reshape(-1) // (dist.num_values - 1))
         features.append(np.stack([known(feature) for feature in guess.features], -1))
         targets.append(np.asarray((at.fy - fx) / guess.scale).reshape(-1))
-        weights.append(0.9 ** (11 - step) * known(guess.size) ** 2 / known(guess.probability))
+        weights.append(0.95 ** (11 - step) * known(guess.size) ** 2 / known(guess.probability))
         weights[-1] /= count
         _, cv_grad = estimator.adapt(cv, dist, at)
         cv = jax.tree.map(jnp.subtract, cv, cv_grad)
 
     i, phi, t, w = map(np.concatenate, (coordinates, features, targets, weights))
-    flips = sum(24 * 0.9**k for k in range(12))
+    flips = sum(24 * 0.95**k for k in range(12))
     assert cv.flips == pytest.approx(flips)
     one_flip = np.sum(w[:, None] * phi**2, axis=0) / flips
 
