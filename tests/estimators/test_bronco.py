@@ -501,7 +501,9 @@ def test_coefficients_are_a_weighted_least_squares_fit(name):
         known = lambda a, slots=slots: np.asarray(at_slots(a, slots)).reshape(-1)
         coordinates.append(np.asarray(slots).reshape(-1) // (dist.num_values - 1))
         features.append(np.stack([known(feature) for feature in guess.features], -1))
-        targets.append(np.asarray((at.fy - fx) / guess.scale).reshape(-1))
+        # The coefficients explain what the numbers of values and pairs leave.
+        rest = 0 if guess.residual is None else known(guess.residual)
+        targets.append(np.asarray((at.fy - fx) / guess.scale).reshape(-1) - rest)
         weights.append(0.95 ** (11 - step) * known(guess.size) ** 2 / known(guess.probability))
         weights[-1] /= count
         _, cv_grad = estimator.adapt(cv, dist, at)
