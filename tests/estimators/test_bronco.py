@@ -137,7 +137,7 @@ def mean_over_everything(estimator, cv, dist, f, estimate=None):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", [*NAMES, "joint", *slow("subset", "product")])
+@pytest.mark.parametrize("name", [*NAMES, *slow("joint", "subset", "product")])
 @pytest.mark.parametrize(("num_samples", "flips"), [(1, 1), *slow((1, 2), (2, 1))])
 @pytest.mark.parametrize("use_gradient", [True, *slow(False)])
 def test_unbiased_for_any_state(name, num_samples, flips, use_gradient):
@@ -357,6 +357,7 @@ def test_a_subset_that_has_no_choice():
     assert jnp.all(grads.parameters == 0)
 
 
+@pytest.mark.slow
 def test_a_subset_makes_no_infinite_numbers():
     """Estimates work if JAX is asked to raise at the first infinite number."""
     dist = sg.Subset(jnp.linspace(-1, 1, 4), 2)
