@@ -38,7 +38,7 @@ UNUSUAL, FAR, GROWTH, DISTANT = 1e4, 1e4, 4.0, 10.0
 
 def default_flips(neighbours: int) -> int:
     """The number of flips for a state with this many neighbours: 1 for up to 16, 2 for up to 64,
-    and 4 for more. `docs/bronco.md` has the measurements behind these numbers.
+    and 4 for more. `docs/bronco.md` has measurements with other numbers.
 
     >>> [default_flips(neighbours) for neighbours in (12, 50, 200)]
     [1, 2, 4]
