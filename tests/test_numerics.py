@@ -363,7 +363,7 @@ CHECKS = {
 }
 
 
-def run(name, examples):
+def assert_check_holds(name, examples):
     check, problems = CHECKS[name]
     chosen = settings(derandomize=True, deadline=None, max_examples=examples, database=None)
     chosen(given(problems)(check))()
@@ -371,13 +371,13 @@ def run(name, examples):
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_few_examples(name):
-    run(name, 2)
+    assert_check_holds(name, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
 def test_many_examples(name):
-    run(name, 30)
+    assert_check_holds(name, 30)
 
 
 def test_the_bound_can_fail():

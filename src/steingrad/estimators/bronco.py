@@ -20,7 +20,7 @@ from .base import Estimator
 from .blend import blend
 from .checks import check_key
 from .flip_regression import ERROR, coefficients, relative_errors, sums_by_coordinate
-from .least_squares import Products, unless_outgrown
+from .least_squares import Products, unless, unless_outgrown
 from .value_tables import ValueTables, kept
 
 # In training f and the typical size of its changes drift faster than the effects of flips in units
@@ -206,8 +206,12 @@ class Bronco(Estimator):
         return jnp.all(jnp.isfinite(at.fx), axis=0)
 
     def past(self, cv: Any, at: Evaluated) -> Any:
-        """The sums, or zeros if f has become far smaller than it was."""
-        return unless(at.has_outgrown(cv.change / (cv.steps + TINY)), cv)
+        """The sums, or zeros if they are to be forgotten."""
+        return unless(self.forgets(cv, at), cv)
+
+    def forgets(self, cv: Any, at: Evaluated) -> Bool[Array, ""]:
+        """Whether f has become far smaller than it was."""
+        return at.has_outgrown(cv.change / (cv.steps + TINY))
 
     def propose(self, cv, dist, at):
         guess = self.guess(cv, dist, at)
@@ -221,8 +225,7 @@ class Bronco(Estimator):
         grad, products = self.blended(cv, dist, at)
         # A step that forgets learns nothing: beside sums that were too large, what it would add is
         # lost to rounding in some of them, and not in others.
-        forget = at.has_outgrown(cv.change / (cv.steps + TINY))
-        following = unless(forget, self.learn(cv, dist, at, *at.memo))
+        following = unless(self.forgets(cv, at), self.learn(cv, dist, at, *at.memo))
         following = eqx.tree_at(lambda cv: cv.products, following, products)
         return grad, jax.tree.map(jnp.subtract, cv, following)
 
@@ -354,11 +357,6 @@ class Bronco(Estimator):
             tables=tables,
             products=cv.products,
         )
-
-
-def unless(forget: Bool[Array, ""], tree: Any) -> Any:
-    """The same arrays, or zeros if `forget`."""
-    return jax.tree.map(lambda leaf: jnp.where(forget, 0, leaf), tree)
 
 
 def sums_of_values(cv: Any, at: Evaluated, seen: Float[Array, ""]) -> dict[str, Float[Array, ""]]:

@@ -14,7 +14,15 @@ from ..fast import leave_one_out, mean, mean_of_others, mean_of_samples, sum_of_
 from ..operators import Gibbs, Operator
 from ..surrogates import Surrogate
 from .base import Estimator, power_of_two, relative_mean_square, times_square
-from .least_squares import DECAY, RIDGE, Products, make_terms, spread_of, unless_outgrown
+from .least_squares import (
+    DECAY,
+    RIDGE,
+    Products,
+    make_terms,
+    spread_of,
+    unless,
+    unless_outgrown,
+)
 from .optimizers import average_or_adam
 from .stein import stein_terms
 
@@ -217,8 +225,7 @@ class Lariat(Estimator):
             jax.tree.map(average, cv.averages.memory, memory),
         )
         forget = at.has_outgrown(cv.averages.value / jnp.maximum(past.weight, 1 - self.decay))
-        following = jax.tree.map(lambda leaf: jnp.where(forget, 0, leaf), following)
-        following = unless_outgrown(following, past, at)
+        following = unless_outgrown(unless(forget, following), past, at)
         step = jax.tree.map(jnp.subtract, cv.averages, following)
         return grad, self.CV(step, context, surrogate)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ..arrays import expand
 from ..distributions.base import Distribution
@@ -245,7 +245,11 @@ def unless_outgrown(averages: Any, products: Products, at: Evaluated) -> Any:
     unit = jnp.where(square > 0, jnp.exp2(products.log_unit), 0)
     smaller = unit > SMALLER * products.recent_spread
     smaller = smaller | (square > SMALLER**2 * products.recent_square * products.weight)
-    forget = at.has_outgrown(unit) | smaller
+    return unless(at.has_outgrown(unit) | smaller, averages)
+
+
+def unless(forget: Bool[Array, ""], averages: Any) -> Any:
+    """The same averages, or zeros if `forget`."""
     return jax.tree.map(lambda leaf: jnp.where(forget, 0, leaf), averages)
 
 
